@@ -55,7 +55,7 @@ from forerun.models.store import resolve_model
 from forerun.models.tokenizer import Tokenizer, load_tokenizer
 from forerun.ops.native.library import load_kernels
 from forerun.plan.profile import Profile, write_json
-from forerun.plan.simulation.profiled import PLAIN, ServingCost, profiled_engine
+from forerun.plan.simulation.profiled import PLAIN, profiled_engine
 from forerun.plan.simulation.requests import SimulatedRequest
 
 SUFFIX = {"method": "suffix", "suffix_decoding_max_cached_requests": 0}
@@ -254,20 +254,24 @@ def _report(arguments: argparse.Namespace) -> int:
     configs = {run.config for run in tests}
     if not tests or not {(run.config, run.load) for run in calibrations} >= {*product(configs, CALIBRATIONS)}:
         raise ConfigError(f"{folder}: has {len(served)} run(s); measure calibrations and tests with the command run")
-    serving = {config: _serving(config, calibrations, profile) for config in CONFIGS if config in configs}
+    # What a server takes to read requests and to write chunks does not depend on what it drafts: one cost for all.
+    serving = fit_serving(
+        [
+            [run for run in calibrations if (run.config, run.load) == one]
+            for one in product(sorted(configs), CALIBRATIONS)
+        ],
+        profile,
+    )
     groups: dict[tuple[str, str], list[ServedRun]] = {}
     for run in tests:
         groups.setdefault((run.config, run.load), []).append(run)
-    compared = [
-        compare(some, profile, serving[config], seeds=range(arguments.seeds)) for (config, _), some in groups.items()
-    ]
+    compared = [compare(some, profile, serving, seeds=range(arguments.seeds)) for some in groups.values()]
     compared.sort(key=lambda one: ([*CONFIGS].index(one.config), [*LOADS].index(one.load)))
-    for config, cost in serving.items():
-        print(
-            f"a server with {config} takes {1e3 * cost.seconds_per_request:.1f} ms per request "
-            f"({1e3 * (cost.seconds_per_idle_request or 0):.1f} while nothing is computed), "
-            f"{1e6 * cost.seconds_per_step:.0f} µs per step and {1e6 * cost.seconds_per_chunk:.0f} µs per chunk"
-        )
+    print(
+        f"the server takes {1e3 * serving.seconds_per_request:.1f} ms per request "
+        f"({1e3 * (serving.seconds_per_idle_request or 0):.1f} while nothing is computed), "
+        f"{1e6 * serving.seconds_per_step:.0f} µs per step and {1e6 * serving.seconds_per_chunk:.0f} µs per chunk"
+    )
     drift = _drift(good)
     print(f"from one probe to the next, steps changed by {drift:.1%} on average")
     _show(compared, Console(highlight=False))
@@ -276,7 +280,7 @@ def _report(arguments: argparse.Namespace) -> int:
             "model": profile.model,
             "machine": describe_machine(EngineSettings(model=profile.model).torch_device),
             "goals": GOALS,
-            "serving": {config: asdict(cost) for config, cost in serving.items()},
+            "serving": asdict(serving),
             "speed": arguments.speed,
             "step_times": profile.step_times.to_json(),
             "profile_gigabytes_per_second": profile.gigabytes_per_second,
@@ -287,12 +291,6 @@ def _report(arguments: argparse.Namespace) -> int:
         }
         arguments.json.write_text(json.dumps(document, indent=1) + "\n")
     return 0
-
-
-def _serving(config: str, calibrations: Sequence[ServedRun], profile: Profile) -> ServingCost:
-    """What a configuration's server takes."""
-    own = [run for run in calibrations if run.config == config]
-    return fit_serving([[run for run in own if run.load == load] for load in CALIBRATIONS], profile)
 
 
 def _served(run: dict[str, Any], tokenizer: Tokenizer, profile: Profile, speed: str) -> ServedRun:

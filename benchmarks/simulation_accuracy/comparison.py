@@ -118,14 +118,14 @@ def _errors(simulated: Mapping[str, float], real: Mapping[str, float]) -> dict[s
 
 
 def fit_serving(calibrations: Sequence[Sequence[ServedRun]], profile: Profile) -> ServingCost:
-    """What the server takes for each request, step and chunk with one configuration.
+    """What the server takes for each request, step and chunk, whatever it drafts.
 
     With it the simulated mean times to the first token and per token come as close as they can to those of all
     loads, in least squares of relative errors by Gauss and Newton's method: with one request at a time a step
     writes one chunk, under load many.
 
     Args:
-        calibrations: the runs of each load, with the profile's prompts.
+        calibrations: the runs of each configuration and load, with the profile's prompts.
         profile: made before.
     """
     figures = [(place, figure) for place in range(len(calibrations)) for figure in ("mean_ttft", "mean_tpot")]

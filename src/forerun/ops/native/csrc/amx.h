@@ -80,18 +80,25 @@ class Matrices {
         _tile_zero(3);
     }
 
-    // Adds rows times steps [steps, 32 outputs, 2].
-    template <bool has_more>
+    // Adds rows times steps [steps, 32 outputs, 2]. Rows that are `read_once` leave the first cache to others.
+    template <bool has_more, bool read_once = false>
     static void add(const bf16* steps, const bf16* rows, int64_t row_bytes) {
         constexpr int step_bytes = kStepWeights * sizeof(bf16);
+        const auto* more = reinterpret_cast<const char*>(rows) + kMatrixRows * row_bytes;
         keep_order();
-        _tile_loadd(4, rows, row_bytes);
+        if constexpr (read_once)
+            _tile_stream_loadd(4, rows, row_bytes);
+        else
+            _tile_loadd(4, rows, row_bytes);
         _tile_loadd(6, steps, step_bytes);
         _tile_dpbf16ps(0, 4, 6);
         _tile_loadd(7, steps + kStepWeights / 2, step_bytes);
         _tile_dpbf16ps(1, 4, 7);
         if (!has_more) return;
-        _tile_loadd(5, reinterpret_cast<const char*>(rows) + kMatrixRows * row_bytes, row_bytes);
+        if constexpr (read_once)
+            _tile_stream_loadd(5, more, row_bytes);
+        else
+            _tile_loadd(5, more, row_bytes);
         _tile_dpbf16ps(2, 5, 6);
         _tile_dpbf16ps(3, 5, 7);
     }

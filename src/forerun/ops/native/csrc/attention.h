@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "amx.h"
+#include "buffer.h"
 #include "functions.h"
 
 namespace forerun {
@@ -130,7 +131,7 @@ struct AttentionScratch {
     float highest[kMaxMembers];
     F16 sums[kMaxMembers];
     F16 factors[kMaxMembers];        // of what was summed up before the tile
-    std::vector<float> outputs;      // [members, padded value_dim]; by AMX even dimensions first
+    Buffer<float> outputs;           // [members, padded value_dim]; by AMX even dimensions first
     std::vector<int64_t> own_slots;  // of the keys that a tree's rows do not share, one row's after the other's
     int64_t first_own[kMaxMembers + 1];  // where each row's begin
 

@@ -14,6 +14,7 @@
 #if defined(__AMX_BF16__)
 #include "amx.h"
 #endif
+#include "buffer.h"
 #include "functions.h"
 
 namespace forerun {
@@ -136,12 +137,12 @@ class CausalGradients {
     }
 
     int64_t rows_ = 0, dim_ = 0, padded_ = 0;
-    std::vector<bf16> keys_, values_;                  // [padded rows, dim]
-    std::vector<bf16> transposed_keys_;                // [dim, padded rows]
-    std::vector<float> of_keys_, of_values_;           // [padded rows, dim]
-    std::vector<bf16> queries_, of_outs_;              // [dim / 2, 32, 2]
-    std::vector<bf16> joined_queries_, joined_of_outs_;  // [32 / 2, dim, 2]
-    std::vector<float> of_queries_;                    // [dim, 32]
+    Buffer<bf16> keys_, values_;                  // [padded rows, dim]
+    Buffer<bf16> transposed_keys_;                // [dim, padded rows]
+    Buffer<float> of_keys_, of_values_;           // [padded rows, dim]
+    Buffer<bf16> queries_, of_outs_;              // [dim / 2, 32, 2]
+    Buffer<bf16> joined_queries_, joined_of_outs_;  // [32 / 2, dim, 2]
+    Buffer<float> of_queries_;                    // [dim, 32]
     float log_sums_[kSide], means_[kSide];
     alignas(64) float scores_[kSide * kSide], of_weights_[kSide * kSide];  // [key, row]
     alignas(64) bf16 weights_[kSide * kSide], of_scores_[kSide * kSide];   // likewise

@@ -63,7 +63,7 @@ struct DraftText {
 
 // What a call of `ChainCall` keeps between its passes.
 struct ChainSpace {
-    std::vector<float> hidden, outputs, normed, logits;
+    Buffer<float> hidden, outputs, normed, logits;
     SamplingScratch sampling;
     RotatedRows rotated;
     std::vector<int64_t> slots, token_ids, positions;
@@ -169,7 +169,7 @@ class ChainCall {
         for (const int64_t i : own_.growing) add_rows(texts_[i], texts_[i].end() + depth - 1, 1, drafted + i * stride + (depth - 1) * num_places_);
         float* hidden = Workspace::grown(own_.hidden, num_rows() * both());
         embed(hidden);
-        const std::vector<float>& states = head_.feeds_normed ? own_.normed : own_.outputs;
+        const Buffer<float>& states = head_.feeds_normed ? own_.normed : own_.outputs;
         for (int64_t row = 0; row < num_rows(); ++row)
             std::copy_n(states.data() + state_rows_[row] * width_, width_, hidden + row * both() + beside_);
     }
@@ -273,7 +273,7 @@ class ChainCall {
     const int64_t width_, beside_;
     int num_places_ = 1;
     std::vector<int64_t> state_rows_;  // of each growing chain: where its last state is
-    std::vector<float> embedded_;
+    Buffer<float> embedded_;
 };
 
 }  // namespace forerun

@@ -408,7 +408,7 @@ EXPORT int32_t forerun_move_slots(const CacheStack* stacks, int64_t num_stacks, 
                                   const int64_t* destinations, int64_t count) {
     return guarded([&] {
         require(is_size(count) && is_size(num_stacks), "the number of slots is out of range");
-        std::vector<uint8_t> buffer;
+        Buffer<uint8_t> buffer;
         for (int64_t s = 0; s < num_stacks; ++s) {
             for (int64_t i = 0; i < count; ++i)
                 for (const int64_t slot : {sources[i], destinations[i]})

@@ -65,7 +65,7 @@ struct CacheStack {
     int64_t slot_bytes;
 
     // Copies what lies at `sources` to `destinations`, [count] slots both; all sources are read before a destination is written.
-    void move(const int64_t* sources, const int64_t* destinations, int64_t count, std::vector<uint8_t>& buffer) const {
+    void move(const int64_t* sources, const int64_t* destinations, int64_t count, Buffer<uint8_t>& buffer) const {
         uint8_t* moved = Workspace::grown<uint8_t>(buffer, count * slot_bytes);
         for (int64_t entry = 0; entry < num_entries; ++entry) {
             uint8_t* slots = data + entry * num_slots * slot_bytes;
@@ -91,7 +91,7 @@ struct Decoder {
 
 // What a decoder's pass keeps until it ends.
 struct DecoderSpace {
-    std::vector<float> embedded, hidden, outputs, normed;
+    Buffer<float> embedded, hidden, outputs, normed;
     RotatedRows rotated;
 };
 

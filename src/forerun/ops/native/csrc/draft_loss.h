@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "buffer.h"
 #include "functions.h"
 
 namespace forerun {
@@ -18,7 +19,7 @@ constexpr float kFarBelow = -1e30f;   // a logit that adds nothing, and times a 
 
 // One row in fp32, padded to whole vectors.
 struct LossScratch {
-    std::vector<float> logits, wanted, odds;
+    Buffer<float> logits, wanted, odds;
 
     void grow(int64_t count) {
         for (auto* values : {&logits, &wanted, &odds})

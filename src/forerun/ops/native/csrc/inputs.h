@@ -16,7 +16,7 @@ struct TokenTable {
     int32_t storage;  // of `rows`
 
     // Writes a token's embedding, [width].
-    void read(int64_t token, int64_t width, std::vector<float>& buffer, float* out) const {
+    void read(int64_t token, int64_t width, Buffer<float>& buffer, float* out) const {
         if (packed) {
             buffer.resize(packed->inputs);
             read_output(*packed, token, buffer.data());
@@ -58,7 +58,7 @@ class RotatedRows {
 
   private:
     std::vector<Rotation> rotations_;
-    std::vector<std::vector<float>> angles_;
+    std::vector<Buffer<float>> angles_;
 };
 
 }  // namespace forerun

@@ -43,10 +43,10 @@ struct Rotation {
 // Buffers that a call fills and the next may overwrite; they grow to the largest pass seen, and only before the team is
 // called: a worker never asks for memory, which it might not get.
 struct Workspace {
-    std::vector<uint8_t> inputs, queries, attended, activated;
-    std::vector<float> qkv, update;
+    Buffer<uint8_t> inputs, queries, attended, activated;
+    Buffer<float> qkv, update;
     std::vector<AttentionScratch> attention;  // of each member of the team
-    std::vector<std::vector<uint8_t>> scratch;  // of each member, for products
+    std::vector<Buffer<uint8_t>> scratch;   // of each member, for products
     std::vector<AttentionItem> items;
     std::vector<CandidateList> candidates;  // of each member and row
 
@@ -64,20 +64,19 @@ struct Workspace {
     }
 
     void grow_scratch(const Weight& weight, int64_t num_rows) {
-        const auto needed = static_cast<size_t>(scratch_bytes(weight, num_rows) + kCacheLine);
+        const auto needed = static_cast<size_t>(scratch_bytes(weight, num_rows));
         for (auto& buffer : scratch)
             if (buffer.size() < needed) buffer.resize(needed);
     }
-    uint8_t* scratch_of(int member) { return aligned(scratch[member].data()); }
-    static uint8_t* aligned(uint8_t* memory) { return memory + (-reinterpret_cast<uintptr_t>(memory) & (kCacheLine - 1)); }
+    uint8_t* scratch_of(int member) { return scratch[member].data(); }
 
     template <class T>
-    static T* grown(std::vector<uint8_t>& buffer, int64_t count) {
+    static T* grown(Buffer<uint8_t>& buffer, int64_t count) {
         const size_t bytes = static_cast<size_t>(count) * sizeof(T);
         if (buffer.size() < bytes) buffer.resize(bytes);
         return reinterpret_cast<T*>(buffer.data());
     }
-    static float* grown(std::vector<float>& buffer, int64_t count) {
+    static float* grown(Buffer<float>& buffer, int64_t count) {
         if (buffer.size() < static_cast<size_t>(count)) buffer.resize(count);
         return buffer.data();
     }

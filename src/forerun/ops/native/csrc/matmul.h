@@ -7,6 +7,7 @@
 #pragma once
 
 #include "amx.h"
+#include "buffer.h"
 #include "coded.h"
 #include "functions.h"
 #include "rounded_blocks.h"
@@ -159,10 +160,23 @@ template <class Tile>
 
 #endif
 
+// Ends a row's sums of 32 outputs: finish(row, first output, sums of 32 outputs), scale and bias applied.
+template <class Finish>
+void finish_sums(const Weight& weight, int64_t row, int64_t output, F16 first, F16 second, const Finish& finish) {
+    if (weight.scale) {
+        first = first * load(weight.scale + output);
+        second = second * load(weight.scale + output + kLanes);
+    }
+    if (weight.bias) {
+        first = first + load(weight.bias + output);
+        second = second + load(weight.bias + output + kLanes);
+    }
+    finish(row, output, first, second);
+}
+
 // All rows times one tile, in register tiles of nearly equal height. What comes next is fetched meanwhile, evenly, so that
 // memory never waits for the multiplying, nor the multiplying for memory: where one register tile is enough, the same
-// stream a little further on, else the next tile, to be found in the cache by all of them. What is done with a tile's sums:
-// finish(row, first output, sums of 32 outputs), scale and bias applied.
+// stream a little further on, else the next tile, to be found in the cache by all of them.
 template <class Tile, class Value, class Finish>
 void multiply_all(const Weight& weight, Tile tile, int64_t index, const Value* rows, int64_t num_rows, const char* next,
                   const Finish& finish) {
@@ -175,35 +189,55 @@ void multiply_all(const Weight& weight, Tile tile, int64_t index, const Value* r
                                        : Ahead{next + bytes / parts * part, bytes / parts / steps, false};
         F16 sums[most][2];
         multiply_rows(tile, rows + first * weight.inputs, count, weight.inputs, ahead, sums);
-        const int64_t output = index * kTile;
-        for (int64_t r = 0; r < count; ++r) {
-            for (int half = 0; half < 2; ++half) {
-                if (weight.scale) sums[r][half] = sums[r][half] * load(weight.scale + output + half * kLanes);
-                if (weight.bias) sums[r][half] = sums[r][half] + load(weight.bias + output + half * kLanes);
-            }
-            finish(first + r, output, sums[r][0], sums[r][1]);
-        }
+        for (int64_t r = 0; r < count; ++r) finish_sums(weight, first + r, index * kTile, sums[r][0], sums[r][1], finish);
     }
 }
 
-// A tile of int8 or coded bf16 as plain bf16, which holds every value of them exactly.
+// Writes a tile of int8 or coded bf16 as plain bf16, which holds every value of them exactly.
 template <class Tile>
-PlainTile<bf16, bf16> widened(Tile tile, int64_t inputs, bf16* wide) {
+void widen_tile(Tile tile, int64_t inputs, bf16* wide) {
     for (int64_t i = 0; i < inputs; i += 2) {
         const auto [first, second] = tile.next();
         store_pairs(wide + i * kTile, first);
         store_pairs(wide + i * kTile + 2 * kLanes, second);
     }
-    return PlainTile<bf16, bf16>(wide);
 }
 
 constexpr int64_t kWidenedRows = 48;  // at once, for weights that take part in fp32: what the second cache holds
 // For which reading a tile once or twice costs less than widening it.
 constexpr int64_t kFewRows = kRowsAtOnce<bf16> > 2 * kMaxRows ? kRowsAtOnce<bf16> : 2 * kMaxRows;
 constexpr int64_t kRowBytesAtOnce = 512 << 10;  // of more rows a tile would not find all in the second cache
-constexpr int64_t kCacheLine = 64;
 
-// Bytes that `multiply` needs for each thread that calls it, aligned to a cache line.
+inline int64_t rows_at_once(const Weight& weight) {
+    return std::max<int64_t>(kFewRows, kRowBytesAtOnce / (weight.inputs * (weight.narrow_inputs() ? 2 : 4)));
+}
+
+#if defined(__AMX_BF16__)
+
+// Memory of one member for many rows of bf16; `begin` is aligned to a cache line.
+struct ManyRowsScratch {
+    bf16* steps;  // a tile's weights, padded to whole registers
+    bf16* rest;   // [rows, 32] inputs behind the last that fill a register, padded
+    float* sums;  // [2, 32 rows, 32]
+
+    ManyRowsScratch(int64_t num_rows, int64_t inputs, uint8_t* begin)
+        : steps(reinterpret_cast<bf16*>(begin)), rest(steps + padded(inputs) * kTile),
+          sums(reinterpret_cast<float*>(rest + rest_values(num_rows, inputs))) {}
+
+    static int64_t bytes(int64_t num_rows, int64_t inputs) {
+        return (padded(inputs) * kTile + rest_values(num_rows, inputs)) * 2 + 2 * kRowsOfMatrices * kTile * 4;
+    }
+
+  private:
+    static int64_t padded(int64_t inputs) { return (inputs + kMatrixInputs - 1) / kMatrixInputs * kMatrixInputs; }
+    static int64_t rest_values(int64_t num_rows, int64_t inputs) {
+        return inputs % kMatrixInputs ? num_rows * kMatrixInputs : 0;
+    }
+};
+
+#endif
+
+// Bytes that `multiply` needs for each thread that calls it, from the beginning of a cache line on.
 inline int64_t scratch_bytes(const Weight& weight, int64_t num_rows) {
     int64_t bytes = 0;
     if (weight.storage == kJoined)
@@ -211,10 +245,14 @@ inline int64_t scratch_bytes(const Weight& weight, int64_t num_rows) {
     else if (is_blocks(weight.storage))
         bytes = weight.rounds_rows ? RoundedScratch::bytes(block_layout(weight.storage), weight.inputs, num_rows)
                                    : BlockScratch::bytes(block_layout(weight.storage), weight.inputs, num_rows);
-    else if ((weight.storage == kInt8 || weight.storage == kCoded) && num_rows > kFewRows)
-        bytes = weight.inputs * kTile * static_cast<int64_t>(sizeof(bf16));
     else if (widens_rows(weight.storage))
         bytes = weight.inputs * std::min(num_rows, kWidenedRows) * static_cast<int64_t>(sizeof(float));
+#if defined(__AMX_BF16__)
+    else if (weight.narrow_inputs() && num_rows > kFewRows)
+        bytes = ManyRowsScratch::bytes(std::min(num_rows, rows_at_once(weight)), weight.inputs);
+#endif
+    else if ((weight.storage == kInt8 || weight.storage == kCoded) && num_rows > kFewRows)
+        bytes = weight.inputs * kTile * static_cast<int64_t>(sizeof(bf16));
     return bytes;
 }
 
@@ -235,6 +273,72 @@ void multiply_exactly(const Weight& weight, const bf16* rows, int64_t num_rows, 
     }
 }
 
+#if defined(__AMX_BF16__)
+
+// Many rows times one tile, whose weights are steps. While registers multiply a block of rows, the processor finishes the sums of the
+// block before, finish(row, sums), and fetches the bytes from `next` to `end`.
+template <class Finish>
+void multiply_row_blocks(const bf16* rows, int64_t num_rows, int64_t inputs, const bf16* steps, const ManyRowsScratch& scratch,
+                         const char* next, const char* end, const Finish& finish) {
+    const int64_t whole = inputs / kMatrixInputs, blocks = (num_rows + kRowsOfMatrices - 1) / kRowsOfMatrices;
+    const int64_t lines = (end - next) / kCacheLine / (blocks * std::max<int64_t>(1, whole)) + 1;  // to fetch in each turn
+    int64_t finished = 0;
+    const auto finish_until = [&](int64_t row) {
+        for (; finished < row; ++finished) finish(finished, scratch.sums + finished % (2 * kRowsOfMatrices) * kTile);
+    };
+    for (int64_t first = 0; first < num_rows; first += kRowsOfMatrices) {
+        const int64_t count = std::min<int64_t>(kRowsOfMatrices, num_rows - first);
+        Matrices::shape(count, kMatrixSteps);
+        with_more(count, [&](auto has_more) {
+            Matrices::begin_sums<has_more()>();
+            for (int64_t i = 0; i < whole; ++i) {
+                Matrices::add<has_more(), true>(steps + i * kMatrixInputs * kTile, rows + first * inputs + i * kMatrixInputs, inputs * 2);
+                for (int64_t line = 0; line < lines && next < end; ++line, next += kCacheLine) fetch_line<false>(next);
+                finish_until(first - kRowsOfMatrices * (whole - 1 - i) / whole);
+            }
+            if (whole * kMatrixInputs < inputs)
+                Matrices::add<has_more(), true>(steps + whole * kMatrixInputs * kTile, scratch.rest + first * kMatrixInputs,
+                                                kMatrixInputs * 2);
+            finish_until(first);
+            Matrices::store_sums<has_more()>(scratch.sums + first % (2 * kRowsOfMatrices) * kTile);
+        });
+    }
+    finish_until(num_rows);
+}
+
+// More rows than the registers hold times tiles of bf16, coded or not, or int8.
+template <class Finish>
+void multiply_many_rows(const Weight& weight, const bf16* rows, int64_t num_rows, int64_t first_tile, int64_t last_tile,
+                        uint8_t* memory, const Finish& finish) {
+    const ManyRowsScratch scratch(num_rows, weight.inputs, memory);
+    const int64_t rest = weight.inputs % kMatrixInputs, whole = weight.inputs - rest;
+    if (rest) {
+        std::fill_n(scratch.steps + weight.inputs * kTile, (kMatrixInputs - rest) * kTile, bf16{});
+        std::fill_n(scratch.rest, num_rows * kMatrixInputs, bf16{});
+        for (int64_t row = 0; row < num_rows; ++row)
+            std::copy_n(rows + row * weight.inputs + whole, rest, scratch.rest + row * kMatrixInputs);
+    }
+    for (int64_t tile = first_tile; tile < last_tile; ++tile) {
+        const char* data = weight.tile_data(tile);
+        const char* next = data + weight.tile_bytes();
+        const bf16* steps = scratch.steps;
+        if (weight.storage == kBFloat16 && !rest)
+            steps = reinterpret_cast<const bf16*>(data);
+        else if (weight.storage == kBFloat16)
+            std::copy_n(reinterpret_cast<const bf16*>(data), weight.inputs * kTile, scratch.steps);
+        else if (weight.storage == kInt8)
+            widen_tile(PlainTile<int8_t, bf16>(data), weight.inputs, scratch.steps);
+        else
+            widen_tile(weight.coded_tile(tile), weight.inputs, scratch.steps);
+        multiply_row_blocks(rows, num_rows, weight.inputs, steps, scratch, next,
+                            tile + 1 < last_tile ? next + weight.tile_bytes() : next, [&](int64_t row, const float* sums) {
+                                finish_sums(weight, row, tile * kTile, load(sums), load(sums + kLanes), finish);
+                            });
+    }
+}
+
+#endif
+
 // Rows of which each tile finds all in the cache, times tiles [first_tile, last_tile) of what is neither joined nor in blocks, and
 // takes rows as they are.
 template <class Finish>
@@ -249,7 +353,9 @@ void multiply_tiles(const Weight& weight, const void* rows, int64_t num_rows, in
         const auto multiply_narrow = [&](auto source) {
             const auto* values = static_cast<const bf16*>(rows);
             if (num_rows <= kFewRows) return multiply_by(source, values);
-            multiply_by(widened(source, weight.inputs, reinterpret_cast<bf16*>(scratch)), values);
+            auto* wide = reinterpret_cast<bf16*>(scratch);
+            widen_tile(source, weight.inputs, wide);
+            multiply_by(PlainTile<bf16, bf16>(wide), values);
         };
         switch (weight.storage) {
             case kFloat32: multiply_by(PlainTile<float, float>(data), static_cast<const float*>(rows)); break;
@@ -306,15 +412,21 @@ void multiply(const Weight& weight, const void* rows, int64_t num_rows, int64_t 
     const Matrices until_all_are_done;
 #endif
     const int64_t row_bytes = weight.inputs * (weight.narrow_inputs() ? 2 : 4);
-    const int64_t at_once = std::max<int64_t>(kFewRows, kRowBytesAtOnce / row_bytes);
-    const int64_t parts = (num_rows + at_once - 1) / at_once;
+    const int64_t at_once = rows_at_once(weight), parts = (num_rows + at_once - 1) / at_once;
     for (int64_t part = 0; part < parts; ++part) {
         const int64_t begin = num_rows * part / parts, count = num_rows * (part + 1) / parts - begin;
         const auto* own_rows = static_cast<const char*>(rows) + begin * row_bytes;
-        multiply_tiles(weight, own_rows, count, first_tile, last_tile, scratch,
-                       [&](int64_t row, int64_t output, F16 first, F16 second) {
-                           finish_own(begin + row, output, first, second);
-                       });
+        const auto finish_part = [&](int64_t row, int64_t output, F16 first, F16 second) {
+            finish_own(begin + row, output, first, second);
+        };
+#if defined(__AMX_BF16__)
+        if (weight.narrow_inputs() && count > kFewRows) {
+            multiply_many_rows(weight, static_cast<const bf16*>(static_cast<const void*>(own_rows)), count, first_tile, last_tile,
+                               scratch, finish_part);
+            continue;
+        }
+#endif
+        multiply_tiles(weight, own_rows, count, first_tile, last_tile, scratch, finish_part);
     }
 }
 

@@ -7,7 +7,7 @@
 namespace forerun {
 
 template <class Stored>
-const Stored* stored_rows(const float* rows, int64_t num_rows, int64_t width, int64_t padded, std::vector<uint8_t>& buffer) {
+const Stored* stored_rows(const float* rows, int64_t num_rows, int64_t width, int64_t padded, Buffer<uint8_t>& buffer) {
     Stored* stored = Workspace::grown<Stored>(buffer, num_rows * padded);
     for (int64_t row = 0; row < num_rows; ++row) {
         std::fill(stored + row * padded + width, stored + (row + 1) * padded, Stored{});

@@ -13,6 +13,7 @@
 #include <limits>
 #include <vector>
 
+#include "buffer.h"
 #include "simd.h"
 
 namespace forerun {
@@ -71,7 +72,7 @@ constexpr int64_t kBlock = 64;   // tokens whose largest logit is remembered
 
 // What drawing from one row takes.
 struct SamplingScratch {
-    std::vector<float> edited, maxima;
+    Buffer<float> edited, maxima;
     std::vector<Kept> kept, ranked;
     std::vector<Runner> runners;
 
