@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 BOUND = {"OMP_NUM_THREADS": "{threads}", "OMP_PROC_BIND": "true", "OMP_PLACES": "cores"}
 """Binds each OpenMP thread to a core of its own; unbound threads sometimes share one."""
+
+
+WITHOUT_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16" if platform.machine() in {"x86_64", "AMD64"} else ""
+"""Compiler flags for llama.cpp: built by GCC for a processor with AMX, it uses its registers in threads that have not set them up,
+and dies of an illegal instruction at the first batch of several rows (llama-cpp-python 0.3.36, GCC 12)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +68,7 @@ PEERS = {
             title="llama.cpp",
             weights="bf16",
             environment=BOUND,
-            build_environment={"CMAKE_ARGS": "-DGGML_NATIVE=ON"},
+            build_environment={"CMAKE_ARGS": "-DGGML_NATIVE=ON", "CFLAGS": WITHOUT_AMX, "CXXFLAGS": WITHOUT_AMX},
             note="bf16 GGUF, KV for 2048 tokens a sequence",
         ),
         Peer(name="openvino", title="OpenVINO GenAI", weights="f16", note="f16 GGUF, KV on demand"),

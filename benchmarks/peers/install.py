@@ -78,6 +78,8 @@ def install(names: Iterable[str], folder: Path) -> None:
         python = str(folder / name / "bin" / "python")
         command = [python, "-m", "pip", "install", "--no-deps", "-r", str(requirements)]
         build_environment = OTHERS[name].build_environment if name in OTHERS else {}
+        if build_environment:
+            command.append("--no-cache-dir")  # it has what was compiled with other flags
         if subprocess.run(command, env={**os.environ, **build_environment}, check=False).returncode:
             raise InstallError(
                 f"{name}: pip could not install {requirements}; its message is above; mend and run again"

@@ -46,7 +46,7 @@ struct Workspace {
     Buffer<uint8_t> inputs, queries, attended, activated;
     Buffer<float> qkv, update;
     std::vector<AttentionScratch> attention;  // of each member of the team
-    std::vector<Buffer<uint8_t>> scratch;   // of each member, for products
+    std::vector<Buffer<uint8_t>> scratch;  // of each member, for products
     std::vector<AttentionItem> items;
     std::vector<CandidateList> candidates;  // of each member and row
 
