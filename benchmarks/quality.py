@@ -285,7 +285,7 @@ def main() -> None:
     if arguments.output_json:
         report = {
             "machine": machine,
-            "model": arguments.model,
+            "model": Path(arguments.model).name,  # without this machine's folders
             "text": arguments.text.name,
             "num_windows": len(samples.windows),
             "window": WINDOW,
