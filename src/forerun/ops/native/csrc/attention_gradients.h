@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <vector>
 
 #if defined(__AMX_BF16__)
 #include "amx.h"

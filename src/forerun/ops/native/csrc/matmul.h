@@ -47,6 +47,7 @@ struct Weight {
     bool narrow_inputs() const {
         return storage == kJoined ? parts[0]->narrow_inputs() : storage != kFloat32 && storage != kFloat16;
     }
+    int64_t row_bytes() const { return inputs * (narrow_inputs() ? 2 : 4); }
     int64_t tiles() const { return outputs / kTile; }
     int64_t tile_bytes() const {
         if (storage == kCoded) return coded_tile_bytes(inputs);
@@ -209,7 +210,7 @@ constexpr int64_t kFewRows = kRowsAtOnce<bf16> > 2 * kMaxRows ? kRowsAtOnce<bf16
 constexpr int64_t kRowBytesAtOnce = 512 << 10;  // of more rows a tile would not find all in the second cache
 
 inline int64_t rows_at_once(const Weight& weight) {
-    return std::max<int64_t>(kFewRows, kRowBytesAtOnce / (weight.inputs * (weight.narrow_inputs() ? 2 : 4)));
+    return std::max<int64_t>(kFewRows, kRowBytesAtOnce / weight.row_bytes());
 }
 
 #if defined(__AMX_BF16__)
@@ -250,9 +251,10 @@ inline int64_t scratch_bytes(const Weight& weight, int64_t num_rows) {
 #if defined(__AMX_BF16__)
     else if (weight.narrow_inputs() && num_rows > kFewRows)
         bytes = ManyRowsScratch::bytes(std::min(num_rows, rows_at_once(weight)), weight.inputs);
-#endif
+#else
     else if ((weight.storage == kInt8 || weight.storage == kCoded) && num_rows > kFewRows)
         bytes = weight.inputs * kTile * static_cast<int64_t>(sizeof(bf16));
+#endif
     return bytes;
 }
 
@@ -344,6 +346,10 @@ void multiply_many_rows(const Weight& weight, const bf16* rows, int64_t num_rows
 template <class Finish>
 void multiply_tiles(const Weight& weight, const void* rows, int64_t num_rows, int64_t first_tile, int64_t last_tile,
                     uint8_t* scratch, const Finish& finish) {
+#if defined(__AMX_BF16__)
+    if (weight.narrow_inputs() && num_rows > kFewRows)
+        return multiply_many_rows(weight, static_cast<const bf16*>(rows), num_rows, first_tile, last_tile, scratch, finish);
+#endif
     for (int64_t tile = first_tile; tile < last_tile; ++tile) {
         const char* data = weight.tile_data(tile);
         const char* next = tile + 1 < last_tile ? data + weight.tile_bytes() : data;
@@ -411,22 +417,15 @@ void multiply(const Weight& weight, const void* rows, int64_t num_rows, int64_t 
 #if defined(__AMX_BF16__)
     const Matrices until_all_are_done;
 #endif
-    const int64_t row_bytes = weight.inputs * (weight.narrow_inputs() ? 2 : 4);
+    const int64_t row_bytes = weight.row_bytes();
     const int64_t at_once = rows_at_once(weight), parts = (num_rows + at_once - 1) / at_once;
     for (int64_t part = 0; part < parts; ++part) {
         const int64_t begin = num_rows * part / parts, count = num_rows * (part + 1) / parts - begin;
         const auto* own_rows = static_cast<const char*>(rows) + begin * row_bytes;
-        const auto finish_part = [&](int64_t row, int64_t output, F16 first, F16 second) {
-            finish_own(begin + row, output, first, second);
-        };
-#if defined(__AMX_BF16__)
-        if (weight.narrow_inputs() && count > kFewRows) {
-            multiply_many_rows(weight, static_cast<const bf16*>(static_cast<const void*>(own_rows)), count, first_tile, last_tile,
-                               scratch, finish_part);
-            continue;
-        }
-#endif
-        multiply_tiles(weight, own_rows, count, first_tile, last_tile, scratch, finish_part);
+        multiply_tiles(weight, own_rows, count, first_tile, last_tile, scratch,
+                       [&](int64_t row, int64_t output, F16 first, F16 second) {
+                           finish_own(begin + row, output, first, second);
+                       });
     }
 }
 
