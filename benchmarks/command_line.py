@@ -1,4 +1,4 @@
-"""What the command lines of benchmarks with a `run` and a `report` share."""
+"""What the command lines of benchmarks share."""
 
 from __future__ import annotations
 
@@ -26,6 +26,11 @@ def run_command(
     except ForerunError as error:
         print(error, file=sys.stderr)
         sys.exit(2)
+
+
+def without_folder(argument: str) -> str:
+    """A path's last part, since the machine's folders are not to be published."""
+    return Path(argument).name if "/" in argument else argument
 
 
 def add_prompt_files(parser: argparse.ArgumentParser) -> None:

@@ -28,6 +28,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from benchmarks.command_line import without_folder
 from benchmarks.facts import Question, read_questions
 from benchmarks.prompt_files import first_turns
 from benchmarks.rounding import load_rounded
@@ -285,7 +286,7 @@ def main() -> None:
     if arguments.output_json:
         report = {
             "machine": machine,
-            "model": Path(arguments.model).name,  # without this machine's folders
+            "model": without_folder(arguments.model),
             "text": arguments.text.name,
             "num_windows": len(samples.windows),
             "window": WINDOW,

@@ -23,6 +23,7 @@ set_torch_environment()  # as `forerun train` does: torch reads it when it is im
 
 import torch  # noqa: E402
 
+from benchmarks.command_line import without_folder  # noqa: E402
 from forerun.bench.instruments import BandwidthProbe, Stopwatch  # noqa: E402
 from forerun.bench.machine import describe_machine  # noqa: E402
 from forerun.errors import ForerunError  # noqa: E402
@@ -111,7 +112,7 @@ def main() -> None:
     medians = {name: median(own) for name, own in rates.items()}
     peak = peak_memory()
     figures = {
-        "command": " ".join(["python -m benchmarks.training_throughput", *sys.argv[1:]]),
+        "command": " ".join(["python -m benchmarks.training_throughput", *map(without_folder, sys.argv[1:])]),
         "machine": describe_machine(torch.device("cpu")),
         "texts": {"conversations": len(selection.learned), "tokens": selection.num_tokens},
         "steps_per_phase_and_round": given.steps,

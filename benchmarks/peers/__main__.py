@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from benchmarks.command_line import add_prompt_files, run_command
+from benchmarks.command_line import add_prompt_files, run_command, without_folder
 from benchmarks.peers.engines import OTHERS, contenders_of
 from benchmarks.peers.install import DEFAULT_FOLDER, TOOLS, InstallError, install
 from benchmarks.peers.prompts import read_prompts
@@ -79,18 +79,13 @@ def _run(arguments: argparse.Namespace) -> None:
     run = {
         "model": arguments.model,
         "machine": describe_machine(torch.device("cpu")),
-        "command": shlex.join(["python", "-m", "benchmarks.peers", *map(_without_folder, sys.argv[1:])]),
+        "command": shlex.join(["python", "-m", "benchmarks.peers", *map(without_folder, sys.argv[1:])]),
         "num_threads": arguments.threads,
         "rounds": arguments.rounds,
         "prompt_tokens": {kind: [len(prompt) for prompt in found] for kind, found in asdict(prompts).items()},
         **asdict(record),
     }
     arguments.output.write_text(json.dumps(run, indent=1) + "\n")
-
-
-def _without_folder(argument: str) -> str:
-    """A path's last part, since the machine's folders are not to be published."""
-    return Path(argument).name if "/" in argument else argument
 
 
 def _report(arguments: argparse.Namespace) -> None:

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import venv
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from benchmarks.peers.engines import FORERUN, OTHERS, Peer
@@ -32,7 +32,7 @@ TOOLS = (
 """Tools of the slow tests and of benchmarks.quantized_files, which are no engines."""
 
 INSTALLED = "installed.txt"
-"""The file in an environment with the requirements that it was made from; changed ones are installed again."""
+"""The file in an environment that says what it was made from; where that has changed, it is made again."""
 
 
 class InstallError(ForerunError):
@@ -43,7 +43,7 @@ def python_of(peer: Peer, folder: Path) -> Path:
     """The peer's interpreter; that of forerun is the present one.
 
     Raises:
-        InstallError: the environment does not exist, or was made from other requirements.
+        InstallError: the environment does not exist, or was made from something else.
     """
     return Path(sys.executable) if peer == FORERUN else python_in(peer.name, folder)
 
@@ -52,7 +52,7 @@ def python_in(name: str, folder: Path) -> Path:
     """The interpreter of a peer's or a tool's environment.
 
     Raises:
-        InstallError: the environment does not exist, or was made from other requirements.
+        InstallError: the environment does not exist, or was made from something else.
     """
     if not _is_installed(name, folder):
         raise InstallError(f"{name}: not installed in {folder}; run python -m benchmarks.peers install {name}")
@@ -77,19 +77,29 @@ def install(names: Iterable[str], folder: Path) -> None:
         venv.create(folder / name, with_pip=True, symlinks=True, clear=True)
         python = str(folder / name / "bin" / "python")
         command = [python, "-m", "pip", "install", "--no-deps", "-r", str(requirements)]
-        build_environment = OTHERS[name].build_environment if name in OTHERS else {}
+        build_environment = _build_environment(name)
         if build_environment:
             command.append("--no-cache-dir")  # it has what was compiled with other flags
         if subprocess.run(command, env={**os.environ, **build_environment}, check=False).returncode:
             raise InstallError(
                 f"{name}: pip could not install {requirements}; its message is above; mend and run again"
             )
-        (folder / name / INSTALLED).write_text(requirements.read_text())
+        (folder / name / INSTALLED).write_text(_made_from(name))
 
 
 def _is_installed(name: str, folder: Path) -> bool:
-    made_from = folder / name / INSTALLED
-    return made_from.exists() and made_from.read_text() == (REQUIREMENTS / f"{name}.txt").read_text()
+    found = folder / name / INSTALLED
+    return found.exists() and found.read_text() == _made_from(name)
+
+
+def _made_from(name: str) -> str:
+    """What an environment is made from: its packages, and what they are compiled with."""
+    flags = "".join(f"# {variable}={value}\n" for variable, value in _build_environment(name).items())
+    return (REQUIREMENTS / f"{name}.txt").read_text() + flags
+
+
+def _build_environment(name: str) -> Mapping[str, str]:
+    return OTHERS[name].build_environment if name in OTHERS else {}
 
 
 def weights_of(peer: Peer, model: Path, folder: Path) -> Path:
