@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from forerun.ops.attention.paged import attend_dense
-from forerun.train.attention import FlashUnrolledAttention, UnrolledAttention, unrolled_attention
+from forerun.train.attention import CausalAttention, FlashUnrolledAttention, UnrolledAttention, unrolled_attention
 
 NUM_TEXTS, NUM_ROWS, HEADS, KV_HEADS, DIM = 2, 7, 4, 2, 6
 SCALE = DIM**-0.5
@@ -43,6 +43,21 @@ def test_a_row_sees_what_a_draft_of_its_place_would(window, soft_cap):
                 parts[0][:, row : row + 1], key, value, mask=None, scale=SCALE, soft_cap=soft_cap, sinks=None
             )
             torch.testing.assert_close(found[:, row : row + 1], expected)
+
+
+@pytest.mark.parametrize("window", [None, 3, NUM_ROWS])
+@pytest.mark.parametrize("soft_cap", [None, 0.7])
+@pytest.mark.parametrize("has_sinks", [False, True])
+def test_whole_texts_attend_as_each_does_alone(window, soft_cap, has_sinks):
+    source = torch.Generator().manual_seed(0)
+    query, key, value = random_pass(source)
+    options = {"scale": SCALE, "soft_cap": soft_cap, "sinks": torch.randn(HEADS) if has_sinks else None}
+    parts = (part.flatten(0, 1) for part in (query, key, value))
+    found = CausalAttention(NUM_TEXTS)(0, *parts, window=window, **options).view(query.shape)
+    for row in range(NUM_ROWS):
+        seen = slice(0 if window is None else max(0, row + 1 - window), row + 1)
+        expected = attend_dense(query[:, row : row + 1], key[:, seen], value[:, seen], mask=None, **options)
+        torch.testing.assert_close(found[:, row : row + 1], expected)
 
 
 def test_layers_keep_apart():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from forerun.train.draft_loss import CHUNK_ROWS, HYBRID_DECAY, draft_loss
+from forerun.train.draft_loss import HYBRID_DECAY, ROWS_AT_ONCE, draft_loss
 
 
 def written_out(normed, weight, wanted, *, is_hybrid):
@@ -27,7 +27,7 @@ def drawn(num_rows, seed=0):
     return normed, weight, wanted
 
 
-@pytest.mark.parametrize("num_rows", [1, CHUNK_ROWS, 2 * CHUNK_ROWS + 3])
+@pytest.mark.parametrize("num_rows", [1, ROWS_AT_ONCE["cpu"], 2 * ROWS_AT_ONCE["cpu"] + 3])
 @pytest.mark.parametrize("is_hybrid", [False, True])
 def test_loss_and_gradients_are_those_of_the_formula(num_rows, is_hybrid):
     normed, weight, wanted = drawn(num_rows)

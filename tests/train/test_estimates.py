@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from forerun.errors import ConfigError
-from forerun.train.estimates import CURVE, Estimate, Rates, expected_length
+from forerun.train.estimates import CURVE, Estimate, Rates, count_steps, expected_length
 from forerun.train.probing import WritingPace
 
 RATES = Rates(
@@ -66,10 +66,11 @@ def test_texts_that_are_written_already_take_no_time():
     assert found.train_seconds == pytest.approx(900)
 
 
-@pytest.mark.parametrize("changes", [{"budget": 120.0}, {"count": 3}, {"epochs": 0.1}])
-def test_too_little_to_train_anything_is_refused(changes):
-    with pytest.raises(ConfigError, match="steps, and at least 80 of 2048 tokens are needed"):
-        estimate(**changes)
+@pytest.mark.parametrize("batch_tokens", [2048, 8192])
+def test_too_little_to_train_anything_is_refused(batch_tokens):
+    assert count_steps(80 * batch_tokens, batch_tokens) == 80
+    with pytest.raises(ConfigError, match=f"are 79 steps, and at least 80 of {batch_tokens} tokens are needed"):
+        count_steps(79 * batch_tokens, batch_tokens)
 
 
 def test_the_expected_length_rises_with_the_tokens_and_stays_within_the_curve():

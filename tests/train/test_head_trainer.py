@@ -19,7 +19,7 @@ from forerun.models.heads.reader import HeadReader
 from forerun.train import head_trainer
 from forerun.train.attention import FlashUnrolledAttention, UnrolledAttention
 from forerun.train.copied_block import begin_from_block
-from forerun.train.draft_loss import CHUNK_ROWS
+from forerun.train.draft_loss import ROWS_AT_ONCE
 from forerun.train.head_trainer import HeadSettings, HeadTrainer
 from forerun.train.induction_heads import add_induction_heads
 from forerun.train.objectives import peagle_loss, unrolled_loss
@@ -203,22 +203,21 @@ class WideTensors(TorchDispatchMode):
         made = func(*args, **(kwargs or {}))
         for one in made if isinstance(made, (tuple, list)) else [made]:
             if isinstance(one, torch.Tensor) and one.ndim > 1 and one.shape[-1] in (264, len(DRAFT_IDS)):
-                self.num_found += one.dtype.itemsize > 2 and one.numel() // one.shape[-1] > CHUNK_ROWS
+                self.num_found += one.dtype.itemsize > 2 and one.numel() // one.shape[-1] > 128
         return made
 
 
 @needs_kernels
-@pytest.mark.parametrize("most_rows", [CHUNK_ROWS, 1000])
+@pytest.mark.parametrize("most_rows", [128, 1000])
 @pytest.mark.parametrize("kind", ["kernels", "torch"])
 def test_no_logits_of_all_places_are_in_fp32(monkeypatch, kind, most_rows):
-    for name in ("draft_loss.CHUNK_ROWS", "observer.LOGITS_ROWS"):
-        monkeypatch.setattr(f"forerun.train.{name}", most_rows)
+    monkeypatch.setitem(ROWS_AT_ONCE, "cpu", most_rows)
     target = native_target() if kind == "kernels" else torch_target()
     assert target.model.dtype == torch.bfloat16
     training = trainer(target, batch_tokens=1000, pass_tokens=1000, masked_every=1)
     with WideTensors() as wide:
         training.run_step()
-    assert (wide.num_found == 0) == (most_rows == CHUNK_ROWS)
+    assert (wide.num_found == 0) == (most_rows == 128)
 
 
 def test_without_kernels_the_same_is_learnt_in_bf16_from_masters_in_fp32():

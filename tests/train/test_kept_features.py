@@ -11,7 +11,7 @@ from forerun.config.settings import EngineSettings
 from forerun.errors import ConfigError
 from forerun.llm import LLM
 from forerun.train.conversations import GivenConversations
-from forerun.train.kept_features import KeptFeatures
+from forerun.train.kept_features import FeaturesInMemory, KeptFeatures
 from forerun.train.observer import LAST, Observer
 from forerun.train.selection import LearnedText
 from forerun.train.texts import TextFile
@@ -104,3 +104,21 @@ def test_a_full_disk_is_said_and_leaves_nothing_behind(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=r"No space left on device.*; make room"):
         kept.write(1, torch.arange(3), torch.ones(3, 2, 4))
     assert [path.name for path in tmp_path.iterdir()] == ["names.json"]
+
+
+def test_in_memory_is_kept_what_there_is_room_for():
+    texts = [
+        LearnedText(number=number, token_ids=torch.arange(8).numpy() + number, places=torch.arange(3, 6).numpy())
+        for number in (4, 7)
+    ]
+    plain = Observer(chat_model(), NAMES[:1], DRAFT_IDS)
+    states = plain._states(texts)
+    kept = FeaturesInMemory(NAMES, room=states[0].nbytes + 5)
+    for text, own in zip(texts, states, strict=True):
+        kept.write(text.number, torch.from_numpy(text.token_ids), own)
+    assert kept.room == 5
+    assert torch.equal(kept.read(4, torch.arange(7)), states[0])
+    assert kept.read(4, torch.arange(9)) is None, "it is longer than what was kept"
+    assert kept.read(7, torch.arange(7)) is None
+    found = NeverComputes(chat_model(), NAMES[:1], DRAFT_IDS, kept).observe(texts[:1])
+    assert torch.equal(found.wanted, plain.observe(texts[:1]).wanted)

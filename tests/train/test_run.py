@@ -19,6 +19,7 @@ from forerun.models.heads.eagle3 import load_eagle3
 from forerun.train import estimates, head_trainer
 from forerun.train.run import TrainingRun
 from forerun.train.run_settings import RunSettings
+from forerun.train.texts import read_texts
 from tests.native import needs_kernels
 from tests.train.target_folder import chat_model_folder
 
@@ -227,15 +228,23 @@ def test_texts_of_another_run_are_trained_on_and_what_was_planned_stays(tmp_path
     first = settings(tmp_path)
     with pytest.raises(TornDownError):
         TrainingRun(first, stop_in("mask")).go()
-    asked = replace(first, prompts=None, texts=first.output, output=tmp_path / "second", seed=5, epochs=2.5)
+    asked = replace(first, prompts=None, texts=(first.output,), output=tmp_path / "second", seed=5, epochs=2.5)
     with pytest.raises(TornDownError):
         TrainingRun(asked, stop_in("train")).go()
     written = [folder / "training" / "texts.bin" for folder in (first.output, asked.output)]
     assert written[0].read_bytes() == written[1].read_bytes()
-    third = replace(asked, texts=asked.output, output=tmp_path / "third")
+    third = replace(asked, texts=(asked.output,), output=tmp_path / "third")
     TrainingRun(third, lambda found: None).take_texts()
     for one in (asked, third):
         assert TrainingRun(one, lambda found: None)._origin() == f"a file (digest {digest(first.prompts)})"
+    both = TrainingRun(replace(asked, texts=(first.output, asked.output), output=tmp_path / "both"), lambda found: None)
+    both.take_texts()
+    texts, twice = (read_texts(path) for path in (written[0], both.folder.texts))
+    last = max(text.number for text in texts)
+    assert [text.number for text in twice] == [
+        *(text.number for text in texts),
+        *(last + 1 + text.number for text in texts),
+    ]
     TrainingRun(asked, lambda found: None)
     with pytest.raises(ConfigError, match=r"--epochs: got 20.0, but the \d+ steps .* were planned for 2.5"):
         TrainingRun(replace(asked, epochs=20.0), lambda found: None)
@@ -243,7 +252,7 @@ def test_texts_of_another_run_are_trained_on_and_what_was_planned_stays(tmp_path
 
 @needs_kernels
 def test_texts_of_no_run_are_refused(tmp_path):
-    asked = settings(tmp_path, prompts=None, texts=tmp_path)
+    asked = settings(tmp_path, prompts=None, texts=(tmp_path,))
     with pytest.raises(ConfigError, match="holds no texts of a training run"):
         TrainingRun(asked, lambda found: None).go()
 

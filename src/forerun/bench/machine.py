@@ -7,6 +7,7 @@ import platform
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
+from forerun import __version__
 from forerun.core.processor import describe_processor
 
 if TYPE_CHECKING:
@@ -19,9 +20,9 @@ def describe_machine(device: torch.device) -> str:
     """One line: GPU if `device` is one, processor, cores and versions."""
     import torch  # not at module level: the load generator describes processors without torch
 
-    packages = ", ".join(f"{name} {version(name)}" for name in ("forerun", "torch", "transformers"))
+    others = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers"))
     gpu = f"{torch.cuda.get_device_name(device)}, " if device.type == "cuda" else ""
-    return f"{gpu}{describe_processor()}, {os.cpu_count()} cores; Python {platform.python_version()}, {packages}"
+    return f"{gpu}{describe_processor()}, {os.cpu_count()} cores; Python {platform.python_version()}, forerun {__version__}, {others}"
 
 
 def describe_kernels(llm: LLM) -> str:

@@ -54,8 +54,8 @@ class TrainingOptions:
     """Prompts that the model answers, a .jsonl or .txt file; by default it invents the user's part too."""
     magpie: int | None = None
     """Conversations to invent; by default as many as there is time for."""
-    texts: Path | None = None
-    """The --output of another run for this model, whose texts are trained on instead of new ones."""
+    texts: Annotated[tuple[Path, ...], Parameter(negative=())] = ()
+    """The --output folders of other runs for this model, whose texts are trained on instead of new ones."""
     from_pool: Path | None = None
     """A --pools-folder of a server, or a file of "forerun pools export": trained on its past answers instead of new texts."""
     begin_with: Path | None = None
@@ -70,6 +70,8 @@ class TrainingOptions:
     """Tokens that the head can draft, the most frequent ones of what the model wrote."""
     learning_rate: float = 3e-3
     """The highest learning rate."""
+    batch_tokens: int = 2048
+    """Tokens of a step, prompts included; more use a GPU better."""
     layout: str = "speculators"
     """How the head is stored: speculators (vLLM serves it) or specforge."""
     stored_as: str = "bf16"

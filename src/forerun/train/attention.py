@@ -6,11 +6,51 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from forerun.kv.cache import LayerKV
+from forerun.ops.attention.paged import attend_dense
 from forerun.ops.native.library import Kernels
 from forerun.ops.native.training import attention_gradients, can_compute_gradients
+
+
+class CausalAttention:
+    """An `Attend` of a target over B whole texts of equal length, padding included, without a cache: one call for all of them.
+
+    Rows behind a text's end attend to it, and are attended to by none of its own.
+    """
+
+    def __init__(self, num_texts: int) -> None:
+        self._num_texts = num_texts
+
+    def __call__(
+        self,
+        layer: int,  # noqa: ARG002 - nothing is kept of it
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        scale: float,
+        window: int | None = None,
+        soft_cap: float | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """See `Attend`."""
+        query, key, value = (rows.reshape(self._num_texts, -1, *rows.shape[1:]) for rows in (query, key, value))
+        length = query.shape[1]
+        if soft_cap is None and sinks is None and (window is None or window >= length):
+            attended = F.scaled_dot_product_attention(
+                query.transpose(1, 2),
+                key.transpose(1, 2),
+                value.transpose(1, 2),
+                is_causal=True,
+                scale=scale,
+                enable_gqa=True,
+            )
+            return attended.transpose(1, 2).flatten(0, 1)
+        mask = _visible(length, length, 0, window, device=query.device).expand(self._num_texts, -1, -1)
+        return attend_dense(query, key, value, mask=mask, scale=scale, soft_cap=soft_cap, sinks=sinks).flatten(0, 1)
 
 
 class UnrolledAttention:

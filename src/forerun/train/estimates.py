@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from forerun.errors import ConfigError
-from forerun.train.head_trainer import HeadSettings
+from forerun.train.head_trainer import BATCH_TOKENS
 
 CURVE = ((3e5, 1.25), (1e6, 1.45), (1.7e6, 1.6), (3.4e6, 1.7), (4.9e6, 1.9), (1e7, 2.0), (5e7, 2.2))
 """Tokens that a head was trained on -> acceptance length of greedy chat with drafts of three tokens; between them the
@@ -94,9 +94,6 @@ class Estimate:
             most_epochs: at most so many are trained.
             kept_at: for each head that is kept, after how many tokens of training; 0 if it is however few there are.
             num_written: tokens of answers, where all are written already.
-
-        Raises:
-            ConfigError: the budget is too small to train anything.
         """
         if num_written is None:
             most_written = math.inf if count is None else count * rates.per_text
@@ -108,7 +105,6 @@ class Estimate:
         num_trained = plan_tokens(
             num_written * rates.overhead, seconds=left, rate=rates.training, most_epochs=epochs or most_epochs
         )
-        count_steps(num_trained)
         num_heads = sum(num_tokens <= num_trained for num_tokens in kept_at)
         return cls(
             num_written=num_written,
@@ -128,18 +124,17 @@ def plan_tokens(num_tokens: float, *, seconds: float, rate: float, most_epochs: 
     return min(most_epochs * num_tokens, max(0.0, seconds) * rate)
 
 
-def count_steps(num_trained: float) -> int:
-    """Return in how many steps so many tokens are trained.
+def count_steps(num_trained: float, batch_tokens: int = BATCH_TOKENS) -> int:
+    """Return in how many steps of `batch_tokens` so many tokens are trained.
 
     Raises:
         ConfigError: they are too few to train anything.
     """
-    per_step = HeadSettings(num_steps=1).batch_tokens
-    num_steps = round(num_trained / per_step)
+    num_steps = round(num_trained / batch_tokens)
     if num_steps < LEAST_STEPS:
         raise ConfigError(
             f"training: what is asked for comes to {num_trained:.0f} tokens at most, which are {num_steps} steps, and at "
-            f"least {LEAST_STEPS} of {per_step} tokens are needed to train anything; give more time, epochs or conversations"
+            f"least {LEAST_STEPS} of {batch_tokens} tokens are needed to train anything; give more time, epochs or conversations"
         )
     return num_steps
 

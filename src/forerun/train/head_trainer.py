@@ -24,10 +24,16 @@ from forerun.train.attention import FlashUnrolledAttention, UnrolledAttention, u
 from forerun.train.batches import Batches
 from forerun.train.draft_loss import draft_loss
 from forerun.train.induction_heads import attention_loss
-from forerun.train.kept_features import KeptFeatures
+from forerun.train.kept_features import FeaturesInMemory, KeptFeatures
 from forerun.train.observer import ObservedTexts, Observer
 from forerun.train.recipes import from_tensors
 from forerun.train.selection import LearnedText
+
+BATCH_TOKENS = 2048
+"""Of a step: larger steps at this learning rate learn less from the same texts, but use a GPU better."""
+
+PASS_TOKENS = {"cpu": 2048, "cuda": 1 << 14}
+"""Tokens that are computed at once: few take less memory, many fewer calls."""
 
 GIVEN_BACK_EVERY = 8
 """Steps: texts of many lengths leave gaps that the next ones do not fit, and what is given back must be had again, zeroed."""
@@ -45,8 +51,8 @@ class HeadSettings:
     """
 
     num_steps: int
-    batch_tokens: int = 2048  # of a step, prompts included
-    pass_tokens: int = 2048  # computed at once, at most, padding included
+    batch_tokens: int = BATCH_TOKENS  # of a step, prompts included
+    pass_tokens: int = PASS_TOKENS["cpu"]  # computed at once, at most, padding included
     num_passes: int = 3  # tokens that are drafted from a place
     unrolled_every: int = 1  # of so many groups of texts one is drafted from with all passes, the others with the first
     masked_every: int = 4  # of so many groups of texts one is drafted from in one pass too, from masks (P-EAGLE)
@@ -102,7 +108,7 @@ class HeadTrainer:
         tensors: Mapping[str, Tensor],
         texts: Sequence[LearnedText],
         settings: HeadSettings,
-        kept: KeptFeatures | None = None,
+        kept: KeptFeatures | FeaturesInMemory | None = None,
     ) -> None:
         self.settings = settings
         self.content = dict(content)
@@ -159,13 +165,13 @@ class HeadTrainer:
         weights: list[float] = (decayed / num_places.clamp(min=1)).tolist()
         is_measured = self.step % settings.measured_every == 0
         measured = torch.zeros(settings.num_passes, 2, dtype=torch.float64, device=self._device)
-        total = 0.0
+        total = torch.zeros((), device=self._device)
         for index, (part, is_unrolled) in enumerate(zip(parts, unrolled, strict=True)):
             of_part = weights[: settings.num_passes if is_unrolled else 1]
             of_masks = weights if (index + self.step) % settings.masked_every == 0 else weights[:0]
             loss = self._loss(self._observer.observe(part), of_part, of_masks, measured if is_measured else None)
             loss.backward()  # type: ignore[no-untyped-call]
-            total += loss.item()
+            total += loss.detach()
         if self.step % GIVEN_BACK_EVERY == 0:
             give_back_freed_memory()
         clip_grad_norm_(self._trained, settings.most_grad_norm)
@@ -177,7 +183,9 @@ class HeadTrainer:
         num_tokens = sum(len(text.token_ids) for part in parts for text in part)
         self.num_tokens += num_tokens
         means = (measured.cpu() / num_places[:, None].clamp(min=1)).T.tolist() if is_measured else [[], []]
-        return StepReport(step=self.step, num_tokens=num_tokens, loss=total, acceptance=means[0], agreement=means[1])
+        return StepReport(
+            step=self.step, num_tokens=num_tokens, loss=total.item(), acceptance=means[0], agreement=means[1]
+        )
 
     def save(self, path: Path) -> None:
         """Save all that training goes on from; the file is either the old one or the new one, whole.

@@ -1,4 +1,4 @@
-"""Hidden states of texts on disk: computed once, by the engine while it writes or by the first epoch, read by all others."""
+"""Hidden states of texts that are computed once: by the engine while it writes or by the first epoch, and read by all others."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class KeptFeatures:
         path = self.path(number)
         unfinished = path.with_suffix(".part")
         try:
-            save_tensors({"hidden_states": states, "token_ids": token_ids}, str(unfinished))
+            save_tensors({"hidden_states": states.cpu(), "token_ids": token_ids}, str(unfinished))
             unfinished.replace(path)
         except Exception as error:
             unfinished.unlink(missing_ok=True)
@@ -85,6 +85,30 @@ class KeptFeatures:
             allow_custom_save_path=True,
         )
         return SpeculativeConfig(drafter=_Exported(exported=self.names), storage=storage)
+
+
+class FeaturesInMemory:
+    """Hidden states where the target computes them, as long as there is room.
+
+    Attributes:
+        names: the hidden states, in their order.
+        room: bytes that are left for more.
+    """
+
+    def __init__(self, names: Sequence[str], *, room: int) -> None:
+        self.names, self.room = tuple(names), room
+        self._states: dict[int, Tensor] = {}  # by the text's number
+
+    def read(self, number: int, token_ids: Tensor) -> Tensor | None:
+        """Return the hidden states of a text's first tokens, [S, features, width], or None if they are not there."""
+        states = self._states.get(number)
+        return None if states is None or len(states) < len(token_ids) else states[: len(token_ids)]
+
+    def write(self, number: int, token_ids: Tensor, states: Tensor) -> None:  # noqa: ARG002 - a number has one text here
+        """Keep the hidden states of a text's first tokens, if there is room."""
+        if states.nbytes <= self.room:
+            self._states[number] = states.clone()
+            self.room -= states.nbytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

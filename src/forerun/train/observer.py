@@ -1,7 +1,7 @@
 """Computes what a head learns from: the target's hidden states and its probabilities.
 
 The engine's own model computes them, on the CPU's native kernels where there are any and by torch on a GPU, so they are
-those that the head will see when it drafts. That is done anew for each batch, unless they are kept on disk (`KeptFeatures`).
+those that the head will see when it drafts. That is done anew for each batch, unless they are kept (`KeptFeatures`, `FeaturesInMemory`).
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from forerun.core.batch import ForwardBatch, SequenceRows
 from forerun.kv.cache import KVCache
 from forerun.models.base import LoadedTarget
-from forerun.ops.attention import Attend
 from forerun.ops.native import training as native
-from forerun.train.draft_loss import drafted_probs
-from forerun.train.kept_features import KeptFeatures
+from forerun.train.attention import CausalAttention
+from forerun.train.draft_loss import drafted_probs, rows_at_once
+from forerun.train.kept_features import FeaturesInMemory, KeptFeatures
 from forerun.train.selection import LearnedText
 from forerun.train.target import BLOCK_SIZE
 
 LAST = "last_hidden"
-LOGITS_ROWS = 128  # of the whole vocabulary in fp32 at a time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,11 @@ class Observer:
     """Runs the target over texts, with a KV cache that is kept from one batch to the next."""
 
     def __init__(
-        self, target: LoadedTarget, features: Sequence[str], draft_ids: Tensor, kept: KeptFeatures | None = None
+        self,
+        target: LoadedTarget,
+        features: Sequence[str],
+        draft_ids: Tensor,
+        kept: KeptFeatures | FeaturesInMemory | None = None,
     ) -> None:
         assert kept is None or kept.names == (*features, LAST), "what is kept is what is asked for"
         self._target = target
@@ -70,20 +74,19 @@ class Observer:
         """
         states = self._states(texts)  # of each text [S - 1, features, width]: nothing is learnt at the last token
         device, longest = self._target.model.device, max(len(text.token_ids) for text in texts)
-        token_ids = torch.zeros(len(texts), longest, dtype=torch.int64, device=device)
-        features = states[0].new_zeros(len(self._names), len(texts), longest, states[0].shape[-1])
+        token_ids = torch.zeros(len(texts), longest, dtype=torch.int64, device="cpu")
+        by_name = states[0].new_zeros(len(self._names) + 1, len(texts), longest, states[0].shape[-1])
         for row, (text, own) in enumerate(zip(texts, states, strict=True)):
             token_ids[row, : len(text.token_ids)] = torch.from_numpy(text.token_ids)
-            features[:, row, : len(own)] = own[:, :-1].transpose(0, 1)
-        places = [torch.from_numpy(text.places).to(device) for text in texts]
-        counts = torch.tensor([len(own) for own in places], device=device)
-        last_hidden = torch.cat([own[at, -1] for at, own in zip(places, states, strict=True)])
+            by_name[:, row, : len(own)] = own.transpose(0, 1)
+        places = torch.from_numpy(np.concatenate([text.places for text in texts])).to(device)
+        rows = torch.from_numpy(np.repeat(np.arange(len(texts)), [len(text.places) for text in texts])).to(device)
         return ObservedTexts(
-            token_ids=token_ids,
-            features=dict(zip(self._names, features, strict=True)),
-            rows=torch.repeat_interleave(counts),
-            places=torch.cat(places),
-            wanted=self._wanted(last_hidden),
+            token_ids=token_ids.to(device),
+            features=dict(zip(self._names, by_name[:-1], strict=True)),
+            rows=rows,
+            places=places,
+            wanted=self._wanted(by_name[-1, rows, places]),
         )
 
     def _states(self, texts: Sequence[LearnedText]) -> list[Tensor]:
@@ -99,51 +102,66 @@ class Observer:
         missing = [index for index in range(len(texts)) if index not in found]
         if missing:
             for index, states in zip(missing, self._compute([ids[index] for index in missing]), strict=True):
-                self._kept.write(texts[index].number, ids[index], states.cpu())
+                self._kept.write(texts[index].number, ids[index], states)
                 found[index] = states
         return [found[index] for index in range(len(texts))]
 
     def _compute(self, ids: Sequence[Tensor]) -> list[Tensor]:
+        """Run the target: on the kernels over rows without padding, by torch over texts of one length, in few calls."""
         model = self._target.model
         lengths = [len(own) for own in ids]
-        result = model.forward(*self._pass(ids, lengths))
+        on_kernels = self._target.kernels is not None
+        rows_each = lengths if on_kernels else [max(lengths)] * len(ids)
+        batch = self._batch(ids, rows_each)
+        if on_kernels:
+            attend = self._target.attention.begin(batch, self._room(sum(len(one.block_ids) for one in batch.sequences)))
+        else:
+            attend = CausalAttention(len(ids))
+        result = model.forward(batch, attend)
         names = (*self._names, LAST)
-        states = torch.stack([result.features[name].to(model.dtype) for name in names], dim=1)
-        return list(states.split(lengths))  # type: ignore[no-untyped-call]
+        states = torch.stack([result.features[name].to(model.dtype) for name in names], dim=1).split(rows_each)  # type: ignore[no-untyped-call]
+        return [own[:length] for own, length in zip(states, lengths, strict=True)]
 
-    def _pass(self, ids: Sequence[Tensor], lengths: Sequence[int]) -> tuple[ForwardBatch, Attend]:
-        """Lay texts out one after the other, without padding."""
+    def _batch(self, ids: Sequence[Tensor], rows_each: Sequence[int]) -> ForwardBatch:
+        """Lay texts out one after the other, each in so many rows, padded with token 0 at the end."""
         model = self._target.model
-        num_blocks = [-(-length // BLOCK_SIZE) for length in lengths]
+        num_blocks = [-(-num_rows // BLOCK_SIZE) for num_rows in rows_each]
         firsts = np.cumsum([0, *num_blocks])
         tables = [np.arange(firsts[row], firsts[row + 1], dtype=np.int32) for row in range(len(ids))]
-        places = [torch.arange(length, device=model.device) for length in lengths]
-        batch = ForwardBatch(
-            token_ids=torch.cat(list(ids)).to(model.device),
-            positions=torch.cat(places),
-            slot_mapping=torch.cat([int(firsts[row]) * BLOCK_SIZE + own for row, own in enumerate(places)]),
+        places = [torch.arange(num_rows, device="cpu") for num_rows in rows_each]
+        padded = [F.pad(own, (0, num_rows - len(own))) for own, num_rows in zip(ids, rows_each, strict=True)]
+        slots = [int(firsts[row]) * BLOCK_SIZE + own for row, own in enumerate(places)]
+        token_ids, positions, slot_mapping = (torch.cat(parts).to(model.device) for parts in (padded, places, slots))
+        return ForwardBatch(
+            token_ids=token_ids,
+            positions=positions,
+            slot_mapping=slot_mapping,
             sequences=[
-                SequenceRows(num_context=0, num_rows=length, block_ids=table)
-                for length, table in zip(lengths, tables, strict=True)
+                SequenceRows(num_context=0, num_rows=num_rows, block_ids=table)
+                for num_rows, table in zip(rows_each, tables, strict=True)
             ],
             block_size=BLOCK_SIZE,
             logits_rows=torch.zeros(0, dtype=torch.int64, device=model.device),
             features=frozenset({*self._names, LAST}),
         )
-        needed = int(firsts[-1])
+
+    def _room(self, needed: int) -> KVCache:
+        """A cache of at least so many blocks."""
+        model = self._target.model
         if self._cache is None or self._num_blocks < needed:
             self._num_blocks = needed
             self._cache = KVCache(
                 model.kv_specs, num_blocks=needed, block_size=BLOCK_SIZE, dtype=model.dtype, device=model.device
             )
-        return batch, self._target.attention.begin(batch, self._cache)
+        return self._cache
 
     def _wanted(self, last_hidden: Tensor) -> Tensor:
         """Compute the probabilities of the tokens that can be drafted, [N, V], from hidden states [N, width]."""
         model, kernels = self._target.model, self._target.kernels
         wanted = last_hidden.new_empty(len(last_hidden), len(self._draft_ids))
-        for first in range(0, len(last_hidden), LOGITS_ROWS):
-            rows = slice(first, first + LOGITS_ROWS)
+        at_once = rows_at_once(last_hidden.device)
+        for first in range(0, len(last_hidden), at_once):
+            rows = slice(first, first + at_once)
             logits = model.logits(last_hidden[rows])
             if kernels is None:
                 wanted[rows] = drafted_probs(logits, self._draft_ids, wanted.dtype)

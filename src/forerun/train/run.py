@@ -21,6 +21,7 @@ from forerun.config.settings import EngineSettings
 from forerun.config.speculative_config import SpeculativeConfig
 from forerun.drafters.pool_files import ModelIdentity
 from forerun.errors import ConfigError
+from forerun.executor.host_copies import free_bytes
 from forerun.llm import LLM
 from forerun.models.download import sha256_of
 from forerun.models.heads.eagle3 import read_flags
@@ -29,9 +30,9 @@ from forerun.models.tokenizer import Tokenizer
 from forerun.train.conversations import ChatMarks, InventedConversations, Plans, read_conversations
 from forerun.train.copied_block import begin_from_block, feature_layers
 from forerun.train.estimates import Estimate, Rates, count_steps, plan_tokens
-from forerun.train.head_trainer import HeadSettings, HeadTrainer
+from forerun.train.head_trainer import PASS_TOKENS, HeadSettings, HeadTrainer
 from forerun.train.induction_heads import add_induction_heads
-from forerun.train.kept_features import KeptFeatures
+from forerun.train.kept_features import FeaturesInMemory, KeptFeatures
 from forerun.train.measuring import Measurement, measure_head, measure_times
 from forerun.train.observer import LAST
 from forerun.train.packaging import model_card, save_head, write_text
@@ -43,14 +44,15 @@ from forerun.train.selection import LearnedText, Selection, read_excluded, selec
 from forerun.train.served_head import check_served_head
 from forerun.train.stage_clock import StageClock
 from forerun.train.target import BLOCK_SIZE
-from forerun.train.texts import TextFile, WrittenText
+from forerun.train.texts import TextFile, WrittenText, read_texts
 from forerun.train.trained_head import begin_from_head, draft_ids_of
-from forerun.train.writing import WritingLimits, write_texts
+from forerun.train.writing import NUM_AT_ONCE, WritingLimits, write_texts
 
 WRITE_SHARE, TRAIN_SHARE = 0.35, 0.58
 """Shares of the time budget; the rest is for measuring."""
 
 MOST_EPOCHS = 8.0
+KEPT_SHARE = 0.5  # of a GPU's free memory, for hidden states of texts
 SECONDS_PER_SAVE = 120.0
 HEADS_KEPT_AT = (0.5, 0.75, 1.0)  # of the steps
 CURVE_AT = (1e6, 3e6, 1e7, 3e7, 1e8)  # tokens trained on, after which a head is kept too
@@ -94,7 +96,9 @@ class TrainingRun:
             else read_conversations(settings.prompts)
         )
         self.target = load_target(path, self._engine, device)
-        self._limits = WritingLimits(most_conversation=min(1024, self.target.model.max_model_len))
+        self._limits = WritingLimits(
+            most_conversation=min(1024, self.target.model.max_model_len), num_at_once=NUM_AT_ONCE[device.type]
+        )
         self._engine = replace(
             self._engine,
             max_model_len=self._limits.most_conversation,
@@ -104,7 +108,8 @@ class TrainingRun:
         )
         ChatMarks.read(self.tokenizer)
         if self.plans.count is not None:  # too few even if each conversation were as long as it may be
-            count_steps(self.plans.count * self._limits.most_conversation * (settings.epochs or MOST_EPOCHS))
+            most = self.plans.count * self._limits.most_conversation * (settings.epochs or MOST_EPOCHS)
+            count_steps(most, settings.batch_tokens)
         self._begun = None if settings.begin_with is None else begin_from_head(settings.begin_with, self.target)
         self._identity = settings.identity(path)
         self.folder = RunFolder(settings.output, self._identity)
@@ -120,10 +125,10 @@ class TrainingRun:
     def go(self) -> Measurement:
         """Run the stages that are not complete and return the best head's measurement."""
         if not self.folder.is_done("write"):
-            if self.settings.texts is None and self.settings.from_pool is None:
-                self.write()
-            else:
+            if self._takes_texts:
                 self.take_texts()
+            else:
+                self.write()
         selection = self.mask()
         if not self.folder.is_done("train"):
             self.train(selection)
@@ -176,34 +181,39 @@ class TrainingRun:
         return pace
 
     def take_texts(self) -> None:
-        """Take the texts that another run has written so far, or those that a server has kept.
+        """Take the texts that other runs have written so far, or those that a server has kept.
 
         Raises:
             ConfigError: there are none, or they are of another model.
         """
-        if self.settings.from_pool is not None:
-            model = ModelIdentity(fingerprint=self._identity["fingerprint"], name=self.settings.model)
-            self.folder.texts.unlink(missing_ok=True)
-            with TextFile(self.folder.texts) as file:
+        self.folder.texts.unlink(missing_ok=True)
+        with TextFile(self.folder.texts) as file:
+            if self.settings.from_pool is not None:
+                model = ModelIdentity(fingerprint=self._identity["fingerprint"], name=self.settings.model)
                 for text in read_pooled_texts(self.settings.from_pool, model):
                     file.append(text)
-            self.folder.finish("write")
-            return
-        source = self.settings.texts
-        assert source is not None, "one of the two is given"
+            for source in self.settings.texts:
+                first = 1 + max((text.number for text in file.texts), default=-1)
+                for text in self._texts_of(source):
+                    file.append(replace(text, number=first + text.number))
+        self.folder.finish("write")
+
+    def _texts_of(self, source: Path) -> list[WrittenText]:
+        """Read the texts of another run, and keep where the first of several runs had them from."""
         other = source / WORK
         try:
             written = json.loads((other / SETTINGS).read_text(encoding="utf-8"))
-            shutil.copyfile(other / self.folder.texts.name, self.folder.texts)
+            texts = read_texts(other / self.folder.texts.name)
             origin = other / self.folder.origin.name
-            shutil.copyfile(origin if origin.exists() else other / SETTINGS, self.folder.origin)
+            if source == self.settings.texts[0]:
+                shutil.copyfile(origin if origin.exists() else other / SETTINGS, self.folder.origin)
         except (OSError, ValueError) as error:
             raise ConfigError(
                 f"--texts: {source} holds no texts of a training run ({error}); give the --output of one"
             ) from None
         if written.get("fingerprint") != self._identity["fingerprint"]:
             raise ConfigError(f"--texts: {source} is of another model; give texts that this one wrote")
-        self.folder.finish("write")
+        return texts
 
     def mask(self) -> Selection:
         """Select what is learnt of the texts; it takes seconds, so it is done anew each time."""
@@ -261,7 +271,8 @@ class TrainingRun:
 
     def trainer(self, selection: Selection, *, num_steps: int) -> HeadTrainer:
         """A trainer at its beginning."""
-        return self._trainer(selection.learned, selection.draft_ids, num_steps=num_steps, kept=self._kept())
+        kept = self._kept() or self._kept_in_memory()
+        return self._trainer(selection.learned, selection.draft_ids, num_steps=num_steps, kept=kept)
 
     def measure(self, selection: Selection) -> None:
         """Measure the heads that were kept, in the engine."""
@@ -350,7 +361,7 @@ class TrainingRun:
         if self.settings.budget is not None and not self.folder.is_done("write"):
             self._check_budget(self.settings.budget)
         writing = None
-        if self.settings.texts is not None or self.settings.from_pool is not None:
+        if self._takes_texts:
             self.take_texts()
         elif not self.folder.is_done("write"):
             spent = self.folder.progress.seconds.get("write", 0.0)
@@ -386,6 +397,7 @@ class TrainingRun:
             kept_at=[*[0.0] * (len(HEADS_KEPT_AT) + (self._begun is not None)), *CURVE_AT],
             num_written=num_written if self.folder.is_done("write") else None,
         )
+        count_steps(estimate.num_trained, self.settings.batch_tokens)
         self.folder.progress.estimated = self.settings.extent()
         self.folder.save()
         return estimate
@@ -403,9 +415,9 @@ class TrainingRun:
         if settings.budget is not None:
             rate, _ = training_rate(self.trainer(selection, num_steps=1000))
             left = (WRITE_SHARE + TRAIN_SHARE) * settings.budget - sum(self.folder.progress.seconds.values())
-        return count_steps(
-            plan_tokens(selection.num_tokens, seconds=left, rate=rate, most_epochs=settings.epochs or MOST_EPOCHS)
-        )
+        most_epochs = settings.epochs or MOST_EPOCHS
+        num_trained = plan_tokens(selection.num_tokens, seconds=left, rate=rate, most_epochs=most_epochs)
+        return count_steps(num_trained, settings.batch_tokens)
 
     def _check_budget(self, budget: float) -> None:
         """Train for some steps on made-up texts, to see whether a budget can come to anything.
@@ -422,7 +434,7 @@ class TrainingRun:
         with StageClock(self.folder, "estimate"):
             rate, _ = training_rate(self._trainer(texts, draft_ids, num_steps=1000, kept=None), num_steps=1)
         left = (WRITE_SHARE + TRAIN_SHARE) * budget - sum(self.folder.progress.seconds.values())
-        count_steps(max(0.0, left) * rate)
+        count_steps(max(0.0, left) * rate, self.settings.batch_tokens)
 
     def _select(self, texts: Sequence[WrittenText], *, excluded: frozenset[tuple[str, ...]] = frozenset()) -> Selection:
         """Select what is learnt of texts, and what is held out.
@@ -453,13 +465,19 @@ class TrainingRun:
         draft_ids: NDArray[np.int64],
         *,
         num_steps: int,
-        kept: KeptFeatures | None,
+        kept: KeptFeatures | FeaturesInMemory | None,
     ) -> HeadTrainer:
         ids, seed = torch.from_numpy(draft_ids), self.settings.seed
         begun = self._begun or begin_from_block(self.target, ids, seed=seed)
         embeddings = self.target.model.embed(ids.to(self.target.model.device)).cpu()
         content, tensors = add_induction_heads(*begun, embeddings, seed=seed)
-        settings = HeadSettings(num_steps=num_steps, learning_rate=self.settings.learning_rate, seed=seed)
+        settings = HeadSettings(
+            num_steps=num_steps,
+            batch_tokens=self.settings.batch_tokens,
+            pass_tokens=PASS_TOKENS[self.target.model.device.type],
+            learning_rate=self.settings.learning_rate,
+            seed=seed,
+        )
         return HeadTrainer(self.target, content, tensors, texts, settings, kept)
 
     def _origin(self) -> str:
@@ -467,6 +485,11 @@ class TrainingRun:
         if not self.folder.origin.exists():
             return origin_of(self._identity)
         return origin_of(json.loads(self.folder.origin.read_text(encoding="utf-8")))
+
+    @property
+    def _takes_texts(self) -> bool:
+        """Whether texts are there, and none are written."""
+        return bool(self.settings.texts) or self.settings.from_pool is not None
 
     @property
     def _verifier(self) -> str:
@@ -479,15 +502,23 @@ class TrainingRun:
         return None if self._begun is None else draft_ids_of(self._begun[1]).numpy()
 
     def _kept(self) -> KeptFeatures | None:
-        """Where the target's hidden states are kept, if they are."""
-        if not self.settings.keep_features:
-            return None
+        """Where the target's hidden states are kept on disk, if they are."""
+        return KeptFeatures(self.folder.features, self._features) if self.settings.keep_features else None
+
+    def _kept_in_memory(self) -> FeaturesInMemory | None:
+        """A GPU's memory, where the target's hidden states are kept as far as there is room."""
+        free = free_bytes(self.target.model.device)
+        return FeaturesInMemory(self._features, room=int(KEPT_SHARE * free)) if free else None
+
+    @property
+    def _features(self) -> list[str]:
+        """The target's hidden states that are learnt from."""
         num_layers = self.target.model.num_layers
         if self._begun is None:
             layer_ids = feature_layers(num_layers)
         else:
             layer_ids = list(read_flags(self._begun[0], num_target_layers=num_layers).layer_ids)
-        return KeptFeatures(self.folder.features, [*(f"hidden.{layer}" for layer in layer_ids), LAST])
+        return [*(f"hidden.{layer}" for layer in layer_ids), LAST]
 
     def _keep(self, trainer: HeadTrainer) -> None:
         folder = self.folder.head(trainer.step)

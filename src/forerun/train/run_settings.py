@@ -11,6 +11,7 @@ from typing import Any
 
 from forerun.errors import ConfigError
 from forerun.models.fingerprint import fingerprint_of_files
+from forerun.train.head_trainer import BATCH_TOKENS
 from forerun.train.packaging import LAYOUTS, STORED_AS
 
 LEAST_BUDGET = 120.0  # seconds: less trains nothing
@@ -29,7 +30,7 @@ class RunSettings:
     method: str = "eagle3"
     prompts: Path | None = None
     magpie: int | None = None
-    texts: Path | None = None
+    texts: tuple[Path, ...] = ()
     from_pool: Path | None = None
     begin_with: Path | None = None
     budget: float | None = None  # seconds
@@ -42,6 +43,7 @@ class RunSettings:
     keep_features: bool = False
     device: str = "cpu"
     learning_rate: float = 3e-3
+    batch_tokens: int = BATCH_TOKENS
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -58,12 +60,15 @@ class RunSettings:
                 raise ConfigError(f"--{option}: got {value!r}; may be {', '.join(known)}")
 
     def _check_amounts(self) -> None:
-        given = [name for name in ("prompts", "magpie", "texts", "from_pool") if getattr(self, name) is not None]
+        sources = ("prompts", "magpie", "texts", "from_pool")
+        given = [name for name in sources if getattr(self, name) not in (None, ())]
         if len(given) > 1:
             first, second = (name.replace("_", "-") for name in given[:2])
             raise ConfigError(f"--{first} and --{second} are both given; keep one")
         if self.magpie is not None and self.magpie < 1:
             raise ConfigError(f"--magpie: got {self.magpie}; must be at least 1")
+        if self.batch_tokens < 1:
+            raise ConfigError(f"--batch-tokens: got {self.batch_tokens}; must be at least 1")
         for option, number in (("epochs", self.epochs), ("learning-rate", self.learning_rate)):
             if number is not None and not 0 < number < math.inf:
                 raise ConfigError(f"--{option}: got {number:g}; must be above 0 and finite")
@@ -87,7 +92,7 @@ class RunSettings:
             "method": self.method,
             "prompts": None if self.prompts is None else _digest("--prompts", self.prompts),
             "magpie": self.magpie,
-            "texts": None if self.texts is None else str(self.texts.resolve()),
+            "texts": [str(path.resolve()) for path in self.texts],
             "from_pool": None if self.from_pool is None else str(self.from_pool.resolve()),
             "begin_with": None
             if self.begin_with is None
@@ -96,6 +101,7 @@ class RunSettings:
             "draft_vocab_size": self.draft_vocab_size,
             "layout": self.layout,
             "learning_rate": self.learning_rate,
+            "batch_tokens": self.batch_tokens,
             "seed": self.seed,
         }
 
@@ -121,7 +127,7 @@ def origin_of(identity: Mapping[str, Any]) -> str:
     """Return where the texts of a run come from, by what its `RunSettings.identity` says."""
     if identity.get("from_pool") is not None:
         return "those of a server's users, whose answers it kept"
-    if identity.get("texts") is not None:
+    if identity.get("texts"):
         return "those of another run"
     if identity.get("prompts") is not None:
         return f"a file (digest {identity['prompts']})"

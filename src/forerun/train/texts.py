@@ -44,6 +44,15 @@ class WrittenText:
         return sum(end - start for start, end in self.spans)
 
 
+def read_texts(path: Path) -> list[WrittenText]:
+    """Read the whole records of a file, which another process may be adding to.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    return _parse(path.read_bytes())[0]
+
+
 class TextFile:
     """Reads a file of texts and adds to it.
 

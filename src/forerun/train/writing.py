@@ -23,6 +23,10 @@ LEAST_ANSWER = 2  # tokens: shorter ones teach nothing
 QUESTION_TEMPERATURE = 0.8  # at 1 a small model asks nonsense, and seldom comes to an end
 
 
+NUM_AT_ONCE = {"cpu": 128, "cuda": 256}
+"""Conversations: on a GPU as many as a CUDA graph has rows at most."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WritingLimits:
     """How long the parts of a conversation may be, in tokens, and how many conversations are had at once."""
@@ -30,7 +34,7 @@ class WritingLimits:
     most_conversation: int = 1024
     most_question: int = 128
     most_answer: int = 320
-    num_at_once: int = 128
+    num_at_once: int = NUM_AT_ONCE["cpu"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

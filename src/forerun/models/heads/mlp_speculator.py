@@ -116,13 +116,13 @@ def _read(
 ) -> list[Part]:
     """Read a part for each step; those after step `tied_after` may be stored once, with it, and equal ones are kept once."""
     parts: list[Part] = []
-    last = torch.empty(0)
+    last: Tensor | None = None
     for step, shape in enumerate(shapes):
         key = name.format(step)
         if tied_after is not None and step > tied_after and key not in reader.weights:
             parts.append(parts[-1])
             continue
         weight = reader.weights.tensor(key, shape)
-        parts.append(parts[-1] if torch.equal(weight, last) else make(weight))
+        parts.append(parts[-1] if last is not None and torch.equal(weight, last) else make(weight))
         last = weight
     return parts

@@ -2,12 +2,14 @@
 
 An output is the sum over `splits` parts of the inputs, each summed in steps of one width, joined in order. Both numbers come
 from the weight's shape alone (`ops.cuda.tiles`), never from the number of rows or from timing, so a row's bits do not
-depend on the rows beside it; and no code is compiled for some number of rows (`do_not_specialize`). Up to sixteen rows are computed as sixteen, more in tiles of 32: these two shapes run on the
-same instruction of the tensor cores (mma.sync m16n8k16). Tiles of 64 rows would run on Hopper's wgmma; whether that sums alike
-is the first thing that `benchmarks.gpu_first_hour` asks.
+depend on the rows beside it; and no code is compiled for some number of rows (`do_not_specialize`). Up to sixteen rows are computed as
+sixteen, more in tiles of 32: these two shapes run on the same instruction of the tensor cores (mma.sync m16n8k16). On Hopper, more
+rows than 32 are computed in tiles of 64 or 128, which run on its wgmma: that sums alike, as `benchmarks.gpu_first_hour` has seen.
 """
 
 from __future__ import annotations
+
+import functools
 
 import torch
 import triton
@@ -19,12 +21,19 @@ from forerun.ops.cuda.tiles import Tiles, tiles_of
 FEW_ROWS, MANY_ROWS = 16, 32
 """Rows of a tile."""
 
+WIDE_ROWS, WIDEST_ROWS = 64, 128
+"""Of a tile on Hopper, where there are more rows than MANY_ROWS: on its wgmma, which sums as mma.sync does."""
+
+WARPS = {FEW_ROWS: 4, MANY_ROWS: 4, WIDE_ROWS: 4, WIDEST_ROWS: 8}
+MULTIPROCESSORS = 128  # about those of a GPU: with fewer programs the widest tiles leave some without work
+
 _FINISH_BLOCK = 1024
 ROWS_PER_LAUNCH = 256  # bounds the memory of the parts' sums
-STAGES = {
-    2: 4,
-    4: 2,
-}  # by bytes of an input: steps that are loaded ahead; in 99 KiB, as some GPUs have them, no more fit of fp32
+STAGES = {2: 4, 4: 2}
+"""By bytes of an input: steps that are loaded ahead; in 99 KiB, as some GPUs have them, no more fit of fp32."""
+
+WIDEST_STAGES = 3  # of tiles of `WIDEST_ROWS`
+WIDE_BYTES = 227 << 10  # of shared memory that a program may have where tiles are wide
 
 _PLAIN = tl.constexpr(0)
 _ADDS = tl.constexpr(1)
@@ -103,11 +112,42 @@ def _finish(
     tl.store(output + row * OUT + at, result.to(output.dtype.element_ty), in_range)
 
 
+@functools.cache
+def _has_wide_tiles(device: torch.device) -> bool:
+    """Whether tiles of 64 rows have been seen to give the bits of 16 there (`benchmarks.gpu_first_hour`)."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
+
+
+def tile_rows_of(num_rows: int, tiles: Tiles, *, num_tiles: int, has_wide_tiles: bool) -> int:
+    """Return the rows of a tile; all of them give a row the same bits.
+
+    Args:
+        num_rows: that are multiplied.
+        tiles: how the weight is cut.
+        num_tiles: tiles of the weight's outputs.
+        has_wide_tiles: whether the GPU and the inputs have them.
+    """
+    if num_rows <= FEW_ROWS:
+        return FEW_ROWS
+    if num_rows <= MANY_ROWS or not has_wide_tiles:
+        return MANY_ROWS
+    if num_rows > WIDE_ROWS and num_tiles * tiles.splits >= MULTIPROCESSORS and _fits(WIDEST_ROWS, tiles):
+        return WIDEST_ROWS
+    return WIDE_ROWS if _fits(WIDE_ROWS, tiles) else MANY_ROWS
+
+
+def _fits(tile_rows: int, tiles: Tiles) -> bool:
+    """Whether shared memory holds the steps that are loaded ahead, of two bytes each."""
+    stages = WIDEST_STAGES if tile_rows == WIDEST_ROWS else STAGES[2]
+    return 2 * stages * (tile_rows + tiles.outputs) * tiles.inputs <= WIDE_BYTES
+
+
 def _parts(x: Tensor, weight: Tensor, tiles: Tiles, parts: Tensor) -> None:
     """Write the parts' sums: [splits, T, N]."""
     num_rows, num_inputs = x.shape
-    tile_rows = FEW_ROWS if num_rows <= FEW_ROWS else MANY_ROWS
     num_tiles = triton.cdiv(len(weight), tiles.outputs)
+    has_wide_tiles = x.element_size() == 2 and _has_wide_tiles(x.device)
+    tile_rows = tile_rows_of(num_rows, tiles, num_tiles=num_tiles, has_wide_tiles=has_wide_tiles)
     _multiply[(triton.cdiv(num_rows, tile_rows), num_tiles, tiles.splits)](
         *(x, weight, parts, num_rows, len(weight), num_inputs),
         PART=triton.cdiv(triton.cdiv(num_inputs, tiles.inputs), tiles.splits) * tiles.inputs,
@@ -115,8 +155,8 @@ def _parts(x: Tensor, weight: Tensor, tiles: Tiles, parts: Tensor) -> None:
         TILE_OUTPUTS=tiles.outputs,
         STEP=tiles.inputs,
         EVICTION="evict_first" if num_rows <= tile_rows else "",  # other tiles of rows read the same weights
-        num_warps=4,
-        num_stages=STAGES[x.element_size()],
+        num_warps=WARPS[tile_rows],
+        num_stages=WIDEST_STAGES if tile_rows == WIDEST_ROWS else STAGES[x.element_size()],
     )
 
 
