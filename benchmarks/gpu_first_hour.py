@@ -1,13 +1,14 @@
 """What has to be known of a GPU before its kernels are tuned: how products sum, how fast they read, what a launch costs.
 
-Run: python -m benchmarks.gpu_first_hour [--json FILE] [--seconds 420]
-Needs one NVIDIA GPU, torch with CUDA and triton; no network and no model. Four questions, each answered by itself, so that a
+Run: python -m benchmarks.gpu_first_hour [--json FILE] [--seconds 420] [--only QUESTION ...]
+Needs one NVIDIA GPU, torch with CUDA and triton; no network and no model. Five questions, each answered by itself, so that a
 failure of one leaves the others:
 
 - bits: does a row have the same bits in tiles of 16, 32, 64 and 128 rows, and on which instructions?
 - products: bytes of weights per second of the kernels and of cuBLAS at 1, 8, 16 and 64 rows, on the shapes of Llama-3.1-8B,
   and of other tiles than the table's while time is left. Weights rotate, so that none is read from the cache.
 - launches: microseconds of a small kernel in a CUDA graph, with and without programmatic dependent launch.
+- heights: microseconds of products of 32 to 256 rows in tiles of 32, 64 and 128, and whether each row has the bits of 16-row tiles.
 - stack: milliseconds of all products of the 8B shape in one CUDA graph, by the kernels and by cuBLAS.
 """
 
@@ -38,6 +39,13 @@ HEAD = (128256, 4096)
 ROWS = (1, 8, 16, 64)
 NUM_LAYERS = 32
 LEAST_BYTES = 400e6  # of the weights that one measurement reads: several times the cache
+OTHER_SHAPES = {
+    "head": HEAD,
+    "small head": (49152, 576),
+    "small qkv": (960, 576),
+    "small down": (576, 1536),
+    "odd": (1000, 72),
+}
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -91,6 +99,33 @@ def bits(_deadline: float) -> dict[str, Any]:
     return found
 
 
+def heights(_deadline: float) -> dict[str, Any]:
+    """Microseconds by rows and height of a tile, where each row is up to a million times as large as another, and equality of bits."""
+    found: dict[str, Any] = {}
+    for name, (num_outputs, num_inputs) in {**SHAPES, **OTHER_SHAPES}.items():
+        tiles = tiles_of(num_outputs, num_inputs)
+        sizes = torch.logspace(-3, 3, 256, device="cuda").to(torch.bfloat16)
+        x = normal(256, num_inputs) * sizes[:, None]
+        weights = [normal(num_outputs, num_inputs, seed=1 + i) for i in range(copies_of(num_outputs, num_inputs))]
+        by_sixteen = torch.empty((tiles.splits, 256, num_outputs), device="cuda")
+        for rows in range(0, 256, 16):
+            parts = torch.empty((tiles.splits, 16, num_outputs), device="cuda")
+            multiply(x[rows : rows + 16], weights[0], parts, tiles, 16)
+            by_sixteen[:, rows : rows + 16] = parts
+        for num_rows, tile_rows, warps in itertools.product((32, 64, 128, 256), (32, 64, 128), (4, 8)):
+            if tile_rows > num_rows:
+                continue
+            parts = torch.empty((tiles.splits, num_rows, num_outputs), device="cuda")
+            product = functools.partial(
+                multiply, x[:num_rows], parts=parts, tiles=tiles, tile_rows=tile_rows, warps=warps
+            )
+            product(weights[0])
+            label = f"{name}, {num_rows} rows in tiles of {tile_rows}, {warps} warps"
+            found[label] = {"same bits": torch.equal(parts, by_sixteen[:, :num_rows])}
+            found[label]["microseconds"] = round(each_in_turn(weights, product) / len(weights), 2)
+    return found
+
+
 def multiply(
     x: Tensor, weight: Tensor, parts: Tensor, tiles: Tiles, tile_rows: int, *, warps: int = 4, stages: int = 3
 ) -> Any:
@@ -122,40 +157,58 @@ def products(deadline: float) -> dict[str, Any]:
     found: dict[str, Any] = {}
     weights = {}
     for name, shape in {**SHAPES, "head": HEAD}.items():
-        copies = max(2, round(LEAST_BYTES / (2 * shape[0] * shape[1])))
-        weights[name] = [normal(*shape, seed=i) for i in range(copies)]
+        weights[name] = [normal(*shape, seed=i) for i in range(copies_of(*shape))]
         for num_rows in ROWS:
             x, output = normal(num_rows, shape[1]), torch.empty(num_rows, shape[0], device="cuda", dtype=torch.bfloat16)
             found[f"{name}, {num_rows} rows"] = {
                 "kernel TB/s": speed(weights[name], functools.partial(by_kernel, x, output)),
                 "cuBLAS TB/s": speed(weights[name], functools.partial(by_cublas, x, output)),
             }
-    for name, outputs, inputs, splits, warps in itertools.product(
-        SHAPES, (32, 64, 128), (64, 128, 256), (1, 2, 4, 8), (4, 8)
-    ):
+    for name, (outputs, inputs, splits, warps, stages) in itertools.product(SHAPES, cuts()):
         if time.monotonic() > deadline:
             break
         shape = SHAPES[name]
         tiles = Tiles(outputs, inputs, splits)
         for num_rows, tile_rows in ((1, 16), (32, 32)):
             x, parts = normal(num_rows, shape[1]), torch.empty((splits, num_rows, shape[0]), device="cuda")
-            label = f"{name}, {num_rows} rows, {outputs} outputs, {inputs} inputs, {splits} splits, {warps} warps"
+            label = f"{name}, {num_rows} rows, {tiles}, {warps} warps, {stages} stages"
             try:
-                with_tiles = functools.partial(multiply, x, parts=parts, tiles=tiles, tile_rows=tile_rows, warps=warps)
-                found[label] = speed(weights[name], with_tiles)
+                cut = functools.partial(
+                    multiply, x, parts=parts, tiles=tiles, tile_rows=tile_rows, warps=warps, stages=stages
+                )
+                found[label] = speed(weights[name], cut)
             except triton.runtime.errors.OutOfResources as error:
                 found[label] = str(error)
     return found
 
 
-def speed(weights: list[Tensor], product: Callable[[Tensor], object]) -> float:
-    """Terabytes per second of a product that reads one weight after the other."""
+def cuts() -> list[tuple[int, int, int, int, int]]:
+    """Outputs of a program, inputs of a step, parts of the inputs, warps and stages that shared memory may hold."""
+    return [
+        cut
+        for cut in itertools.product((32, 64, 128), (64, 128, 256), (1, 2, 4, 8), (4, 8), (4, 6))
+        if 2 * cut[4] * (16 + cut[0]) * cut[1] <= 227 << 10 and (cut[0] == 128 or cut[3] == 4) and cut[:2] != (128, 256)
+    ]
+
+
+def copies_of(num_outputs: int, num_inputs: int) -> int:
+    """How many weights of a shape are read in turn, at most 64."""
+    return min(64, max(2, round(LEAST_BYTES / (2 * num_outputs * num_inputs))))
+
+
+def each_in_turn(weights: list[Tensor], product: Callable[[Tensor], object]) -> float:
+    """Microseconds of a product with one weight after the other."""
 
     def each() -> None:
         for weight in weights:
             product(weight)
 
-    return sum(weight.nbytes for weight in weights) / microseconds(each) / 1e6
+    return microseconds(each)
+
+
+def speed(weights: list[Tensor], product: Callable[[Tensor], object]) -> float:
+    """Terabytes per second of a product that reads one weight after the other."""
+    return sum(weight.nbytes for weight in weights) / each_in_turn(weights, product) / 1e6
 
 
 @triton.jit
@@ -211,10 +264,16 @@ def stack(_deadline: float) -> dict[str, Any]:
     return found
 
 
+QUESTIONS: dict[str, Callable[[float], dict[str, Any]]] = {
+    question.__name__: question for question in (bits, launches, heights, stack, products)
+}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", type=Path, help="write the results here, after each question")
     parser.add_argument("--seconds", type=float, default=420, help="other tiles are tried until then")
+    parser.add_argument("--only", nargs="+", choices=QUESTIONS, default=list(QUESTIONS))
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         print("gpu_first_hour: found no CUDA device; run it on a machine with an NVIDIA GPU", file=sys.stderr)
@@ -225,7 +284,7 @@ def main() -> int:
         "machine": f"{properties.name}, compute capability {properties.major}.{properties.minor}",
         "versions": {"torch": torch.__version__, "triton": triton.__version__, "CUDA": torch.version.cuda},
     }
-    for question in (bits, launches, stack, products):
+    for question in (QUESTIONS[name] for name in arguments.only):
         begun = time.monotonic()
         try:
             results[question.__name__] = question(started + arguments.seconds)

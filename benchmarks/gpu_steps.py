@@ -5,11 +5,11 @@ Needs one NVIDIA GPU, torch with CUDA, triton and transformers; no network, and 
 for those of SmolLM2-135M where their folder is given.
 Questions, each answered by itself, so that a failure of one leaves the others:
 
-- steps: milliseconds of a step of plain decoding with 1 and 64 sequences, all opponents in turns, forerun's over the same weights.
+- sampling: microseconds of editing and drawing 64 rows of 128,256 logits with every rule.
+- small: milliseconds of a step of SmolLM2-135M's shape.
+- steps: of plain decoding with 1 and 64 sequences, all opponents in turns, forerun's over the same weights.
 - rows: of a step with 1, 8, 16 and 64 rows of one sequence after 2048 tokens: its last token and a draft.
 - idle: microseconds a step in which the GPU has nothing to do, with a drafter on the device and with one on the host.
-- small: milliseconds of a step of SmolLM2-135M's shape.
-- sampling: microseconds of editing and drawing 64 rows of 128,256 logits with every rule.
 - capture: seconds and memory of recording all graphs.
 
 Texts are compared by `make soak-gpu`. On a CPU (`--device cpu --shape tiny`) the formulas compute: to see that it runs.
@@ -160,6 +160,7 @@ class Bench:
         **settings: Any,
     ) -> LLM:
         """An engine over the shape's weights, with KV for so many sequences, that write so many tokens in a step at most."""
+        say(f"an engine for {shape}, {num_sequences} sequences, {config}, {settings}")
         longest = context + tokens_per_step * (self.num_steps * (2 * self.rounds + 2) + 16)
         full = EngineSettings(
             model=str(self.path(shape)),
@@ -293,6 +294,11 @@ def rows(bench: Bench) -> dict[str, Any]:
     return {"ms": times, "of one row": of_one}
 
 
+def say(what: str) -> None:
+    """Name what is done next, for whoever wonders what takes so long: minutes may be all there are."""
+    print(f"gpu_steps: {what}", file=sys.stderr, flush=True)
+
+
 def on_device(llm: LLM) -> Measure:
     """Seconds of an engine's steps by the device's clock."""
     return lambda count: _times_of(llm, count).forward
@@ -418,7 +424,8 @@ def capture(bench: Bench) -> dict[str, Any]:
 
 
 QUESTIONS: dict[str, Callable[[Bench], dict[str, Any]]] = {
-    function.__name__: function for function in (steps, rows, idle, small, sampling, capture)
+    function.__name__: function
+    for function in (sampling, small, steps, rows, idle, capture)  # the quick ones first
 }
 
 
@@ -449,6 +456,7 @@ def main() -> int:
             small_model=arguments.small_model,
         )
         for name in arguments.only:
+            say(name)
             begun = time.monotonic()
             try:
                 results[name] = QUESTIONS[name](bench)

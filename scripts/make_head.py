@@ -1,9 +1,10 @@
 """Makes the head that comes with forerun for its default model, from nothing but that model: `make head`.
 
 Each round lets the target write conversations of its own, with a seed of its own, and trains the head of the round before
-on them; at last, at a third of the rate, the head is trained once more on the last round's texts, and on those of two rounds
-more. A round takes some two hours of two cores; what is interrupted goes on where it was. `--rounds` makes more or fewer of
-them, and a round that was made before is not repeated.
+on them; then, at a third of the rate, the head is trained once more on the last round's texts, and on those of two rounds
+more; at last on a larger set, in larger steps. A round takes some two hours of two cores, the last one less than three, or
+minutes of a GPU; what is interrupted goes on where it was. `--rounds` makes more or fewer of them, and a round that was made
+before is not repeated.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ from forerun.models.store import KNOWN_MODELS, resolve_model
 
 MODEL = "smollm2-135m"
 NUM_ROUNDS = 4
-CONVERSATIONS, EPOCHS = 5000, 1
+CONVERSATIONS = 5000
+ONCE = ("--epochs", "1", "--keep-features")
 LAST_RATE, LAST_CONVERSATIONS, NUM_LAST_SETS = 0.001, 3000, 2
+LARGE_CONVERSATIONS, LARGE_EPOCHS, LARGE_STEP = 12000, 1.65, 8192
 SHIPPED = ("config.json", "model.safetensors", "README.md")
 
 
@@ -33,17 +36,24 @@ def train_round(number: int, folder: Path, before: Path | None, exclude: list[st
     """Train one round's head in `folder`, beginning with that of the round before."""
     options = ["--magpie", str(CONVERSATIONS), "--seed", str(number)]
     options += [] if before is None else ["--begin-with", str(before)]
-    train(folder, options, exclude)
+    train(folder, [*options, *ONCE], exclude)
 
 
 def train_in_small_steps(folder: Path, before: Path, texts: list[str], exclude: list[str]) -> None:
     """Train a head further on the texts that these options name."""
-    train(folder, [*texts, "--begin-with", str(before), "--learning-rate", str(LAST_RATE)], exclude)
+    train(folder, [*texts, "--begin-with", str(before), "--learning-rate", str(LAST_RATE), *ONCE], exclude)
+
+
+def train_in_large_steps(folder: Path, before: Path, seed: int, exclude: list[str]) -> None:
+    """Train a head further on a larger set of texts, on a GPU where there is one."""
+    options = ["--magpie", str(LARGE_CONVERSATIONS), "--seed", str(seed), "--begin-with", str(before)]
+    options += ["--epochs", str(LARGE_EPOCHS), "--batch-tokens", str(LARGE_STEP), "--device", "auto"]
+    train(folder, options, exclude)
 
 
 def train(folder: Path, options: list[str], exclude: list[str]) -> None:
     """Run `forerun train` with what all heads share."""
-    options += ["--epochs", str(EPOCHS), "--layout", "specforge", "--stored-as", "int8", "--keep-features"]
+    options += ["--layout", "specforge", "--stored-as", "int8"]
     options += [part for file in exclude for part in ("--exclude", file)]
     forerun = Path(sys.executable).with_name("forerun")
     subprocess.run([forerun, "train", MODEL, "--output", str(folder), *options], check=True)
@@ -84,6 +94,8 @@ def main() -> None:
             before, head = head, given.folder / f"last-{number}"
             new_texts = ["--magpie", str(LAST_CONVERSATIONS), "--seed", str(given.rounds + number)]
             train_in_small_steps(head, before, new_texts, given.exclude)
+        before, head = head, given.folder / "large"
+        train_in_large_steps(head, before, given.rounds + NUM_LAST_SETS, given.exclude)
         ship(head)
 
 

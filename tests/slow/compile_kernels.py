@@ -21,8 +21,10 @@ from triton.runtime.jit import JITFunction
 from forerun.ops.cuda.chains import ChainPlan
 from forerun.ops.cuda.kernels import attention, chains, edits, layers, matmul, ngram, noise, sampling, steps, trees
 from forerun.ops.cuda.table import DevicePlan, DeviceTable, RuleTable, StepRows, Verdicts
+from forerun.ops.cuda.tiles import rule_of
 from forerun.ops.cuda.trees import TreeLevel, TreePlan
 from forerun.ops.rotary import Rotation
+from tests.slow.compiled_kernels import SHARED
 
 CPU = torch.device("cpu")
 NUM_ROWS, NUM_SLOTS, VOCAB_SIZE, MAX_LENGTH, MOST_DRAFTED = 64, 8, 128256, 4096, 8
@@ -66,6 +68,7 @@ def compile_only(self, grid):
         ptx = kernel.asm["ptx"]
         record = {
             "kernel": self.fn.__name__,
+            "is_wide": options.get("TILE_ROWS", 0) > matmul.MANY_ROWS and self.fn.__name__ == "_multiply",
             "is_fp32": any(isinstance(one, torch.Tensor) and one.dtype == torch.float32 for one in args[:2]),
             "instructions": [name for name in INSTRUCTIONS if name in ptx],
             "shared": kernel.metadata.shared,
@@ -148,6 +151,7 @@ def call_launchers():
         matmul.capped_linear(
             x, bf16(VOCAB_SIZE // 8, WIDTH), torch.empty(num_rows, VOCAB_SIZE // 8), factor=2.0, cap=30.0
         )
+    multiply_in_wide_tiles()
     for activation in ("gelu", "gelu_pytorch_tanh"):
         matmul.gated_linear(normed, bf16(2 * WIDTH, WIDTH), normed, activation=activation)
     for dtype in (torch.bfloat16, torch.float32):
@@ -157,6 +161,14 @@ def call_launchers():
     for num_rows in (1, NUM_ROWS):
         x, weight = torch.empty(num_rows, WIDTH), torch.empty(WIDTH, WIDTH)
         matmul.linear(x, weight, torch.empty(num_rows, WIDTH))
+
+
+def multiply_in_wide_tiles():
+    tiles = rule_of(WIDTH, WIDTH)
+    for tile_rows in (matmul.WIDE_ROWS, matmul.WIDEST_ROWS):
+        if matmul._fits(tile_rows, tiles, SHARED[int(sys.argv[1])] << 10):
+            parts = torch.empty(tiles.splits, 256, WIDTH)
+            matmul._multiply_in_tiles(bf16(256, WIDTH), bf16(WIDTH, WIDTH), parts, tiles, tile_rows)
 
 
 def grow_trees(plan, table, rows):

@@ -8,6 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+SHARED = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
+"""By compute capability: KiB of shared memory that a block may have."""
+
 
 def compiled_by(program: str, capability: int, cache: Path) -> list[dict]:
     """What was compiled: the kernel, instructions that it uses, bytes of shared memory, registers and stack of a thread."""

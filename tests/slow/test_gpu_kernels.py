@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tests.slow.compiled_kernels import compiled_by
+from tests.slow.compiled_kernels import SHARED, compiled_by
 
 pytestmark = pytest.mark.slow
 pytest.importorskip("triton", reason="needs triton: pip install 'forerun[cuda]'")
 
 EXACT = {"_uniform_rows", "_edit", "_find_floor", "_race"}  # defined to the bit: each operation rounds once
-SHARED = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}  # KiB that a block may have
 STACK = {80: 0, 86: 0, 89: 0, 90: 0, 100: 16, 120: 0}  # bytes of a thread that may lie in memory instead of registers
 MMA = {"tcgen05.mma", "wgmma.mma", "mma.sync"}
 
@@ -26,10 +25,17 @@ def compiled(capability, tmp_path_factory):
 
 
 def test_products_of_few_and_many_rows_run_on_the_same_instruction(compiled):
-    products = [one for one in compiled if one["kernel"] in ("_multiply", "_attend_chunks")]
+    products = [one for one in compiled if one["kernel"] in ("_multiply", "_attend_chunks") and not one["is_wide"]]
     found = [one["instructions"] for one in products if not one["is_fp32"]]
     assert 0 < len(found) < len(products)
     assert all(MMA.intersection(instructions) == {"mma.sync"} for instructions in found)
+
+
+def test_wide_tiles_run_on_hoppers_own_instruction(compiled, capability):
+    found = [one["instructions"] for one in compiled if one["is_wide"]]
+    assert len(found) == (1 if SHARED[capability] < 147 else 2)  # tiles of 128 rows need more
+    if capability in (80, 86, 89, 90):
+        assert all((("wgmma.mma" if capability == 90 else "mma.sync") in one) for one in found)
 
 
 def test_kernels_that_are_defined_to_the_bit_fuse_nothing(compiled):

@@ -8,11 +8,15 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from forerun.kv.cache import LayerKV
 from forerun.ops.attention.paged import attend_dense
 from forerun.ops.native.library import Kernels
 from forerun.ops.native.training import attention_gradients, can_compute_gradients
+
+NO_PLANS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""Without cuDNN, which makes a plan for each new shape of a batch, in tens of milliseconds."""
 
 
 class CausalAttention:
@@ -40,14 +44,15 @@ class CausalAttention:
         query, key, value = (rows.reshape(self._num_texts, -1, *rows.shape[1:]) for rows in (query, key, value))
         length = query.shape[1]
         if soft_cap is None and sinks is None and (window is None or window >= length):
-            attended = F.scaled_dot_product_attention(
-                query.transpose(1, 2),
-                key.transpose(1, 2),
-                value.transpose(1, 2),
-                is_causal=True,
-                scale=scale,
-                enable_gqa=True,
-            )
+            with sdpa_kernel(NO_PLANS):
+                attended = F.scaled_dot_product_attention(
+                    query.transpose(1, 2),
+                    key.transpose(1, 2),
+                    value.transpose(1, 2),
+                    is_causal=True,
+                    scale=scale,
+                    enable_gqa=True,
+                )
             return attended.transpose(1, 2).flatten(0, 1)
         mask = _visible(length, length, 0, window, device=query.device).expand(self._num_texts, -1, -1)
         return attend_dense(query, key, value, mask=mask, scale=scale, soft_cap=soft_cap, sinks=sinks).flatten(0, 1)

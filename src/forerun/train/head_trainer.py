@@ -35,6 +35,7 @@ BATCH_TOKENS = 2048
 PASS_TOKENS = {"cpu": 2048, "cuda": 1 << 14}
 """Tokens that are computed at once: few take less memory, many fewer calls."""
 
+TAUGHT_STEPS = 300
 GIVEN_BACK_EVERY = 8
 """Steps: texts of many lengths leave gaps that the next ones do not fit, and what is given back must be had again, zeroed."""
 
@@ -56,7 +57,7 @@ class HeadSettings:
     num_passes: int = 3  # tokens that are drafted from a place
     unrolled_every: int = 1  # of so many groups of texts one is drafted from with all passes, the others with the first
     masked_every: int = 4  # of so many groups of texts one is drafted from in one pass too, from masks (P-EAGLE)
-    taught_steps: int = 300  # at the beginning, in which induction heads are taught where to look
+    taught_steps: int = TAUGHT_STEPS  # at the beginning, in which induction heads are taught where to look
     measured_every: int = 10  # steps
     decay: float = 0.8  # weight of each later one
     learning_rate: float = 3e-3

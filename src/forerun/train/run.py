@@ -24,13 +24,13 @@ from forerun.errors import ConfigError
 from forerun.executor.host_copies import free_bytes
 from forerun.llm import LLM
 from forerun.models.download import sha256_of
-from forerun.models.heads.eagle3 import read_flags
+from forerun.models.heads.eagle3 import NUM_INDUCTION_HEADS, read_flags
 from forerun.models.store import hub_id, resolve_model
 from forerun.models.tokenizer import Tokenizer
 from forerun.train.conversations import ChatMarks, InventedConversations, Plans, read_conversations
 from forerun.train.copied_block import begin_from_block, feature_layers
 from forerun.train.estimates import Estimate, Rates, count_steps, plan_tokens
-from forerun.train.head_trainer import PASS_TOKENS, HeadSettings, HeadTrainer
+from forerun.train.head_trainer import PASS_TOKENS, TAUGHT_STEPS, HeadSettings, HeadTrainer
 from forerun.train.induction_heads import add_induction_heads
 from forerun.train.kept_features import FeaturesInMemory, KeptFeatures
 from forerun.train.measuring import Measurement, measure_head, measure_times
@@ -471,8 +471,10 @@ class TrainingRun:
         begun = self._begun or begin_from_block(self.target, ids, seed=seed)
         embeddings = self.target.model.embed(ids.to(self.target.model.device)).cpu()
         content, tensors = add_induction_heads(*begun, embeddings, seed=seed)
+        has_learnt_to_copy = self._begun is not None and NUM_INDUCTION_HEADS in self._begun[0]
         settings = HeadSettings(
             num_steps=num_steps,
+            taught_steps=0 if has_learnt_to_copy else TAUGHT_STEPS,
             batch_tokens=self.settings.batch_tokens,
             pass_tokens=PASS_TOKENS[self.target.model.device.type],
             learning_rate=self.settings.learning_rate,

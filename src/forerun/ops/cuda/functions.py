@@ -58,6 +58,8 @@ class LayerFunctions(NamedTuple):
         attention, layers, products = modules_for(device, "attention", "layers", "matmul")
         if matmul == "torch":
             products = torch_matmul
+        elif device.type == "cuda":
+            products.wide_tiles(device)  # here, where it may wait for the device
         return cls.of(attention=attention, layers=layers, matmul=products, are_kernels=device.type == "cuda")
 
     @classmethod

@@ -2,38 +2,37 @@
 
 An output is the sum over `splits` parts of the inputs, each summed in steps of one width, joined in order. Both numbers come
 from the weight's shape alone (`ops.cuda.tiles`), never from the number of rows or from timing, so a row's bits do not
-depend on the rows beside it; and no code is compiled for some number of rows (`do_not_specialize`). Up to sixteen rows are computed as
-sixteen, more in tiles of 32: these two shapes run on the same instruction of the tensor cores (mma.sync m16n8k16). On Hopper, more
-rows than 32 are computed in tiles of 64 or 128, which run on its wgmma: that sums alike, as `benchmarks.gpu_first_hour` has seen.
+depend on the rows beside it; and no code is compiled for some number of rows (`do_not_specialize`). Up to sixteen rows are
+computed as sixteen, more in tiles of 32: these two shapes run on the same instruction of the tensor cores (mma.sync m16n8k16). More
+rows than 32 are computed in tiles of 64 or 128 where these were seen to give the same bits, as on Hopper, whose wgmma they run on.
 """
 
 from __future__ import annotations
 
 import functools
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from forerun.ops.cuda.tiles import Tiles, tiles_of
+from forerun.ops.cuda.tiles import Tiles, rule_of, tiles_of
 
 FEW_ROWS, MANY_ROWS = 16, 32
 """Rows of a tile."""
 
 WIDE_ROWS, WIDEST_ROWS = 64, 128
-"""Of a tile on Hopper, where there are more rows than MANY_ROWS: on its wgmma, which sums as mma.sync does."""
+"""Of a tile where there are more rows than MANY_ROWS, on a GPU that was seen to sum alike in it (`wide_tiles`)."""
 
 WARPS = {FEW_ROWS: 4, MANY_ROWS: 4, WIDE_ROWS: 4, WIDEST_ROWS: 8}
-MULTIPROCESSORS = 128  # about those of a GPU: with fewer programs the widest tiles leave some without work
+MULTIPROCESSORS = 132  # of an H200; constant, whatever GPU runs
+
+STAGES, DEEP_STAGES = 4, 6
+"""Steps that are loaded ahead, the second where there are so few programs that each must have more of them in flight."""
 
 _FINISH_BLOCK = 1024
 ROWS_PER_LAUNCH = 256  # bounds the memory of the parts' sums
-STAGES = {2: 4, 4: 2}
-"""By bytes of an input: steps that are loaded ahead; in 99 KiB, as some GPUs have them, no more fit of fp32."""
-
-WIDEST_STAGES = 3  # of tiles of `WIDEST_ROWS`
-WIDE_BYTES = 227 << 10  # of shared memory that a program may have where tiles are wide
 
 _PLAIN = tl.constexpr(0)
 _ADDS = tl.constexpr(1)
@@ -112,42 +111,71 @@ def _finish(
     tl.store(output + row * OUT + at, result.to(output.dtype.element_ty), in_range)
 
 
+class WideTiles(NamedTuple):
+    """What a GPU can do with many rows: the largest height of a tile that gives a row its bits, and bytes of shared memory."""
+
+    rows: int
+    shared_bytes: int
+
+
 @functools.cache
-def _has_wide_tiles(device: torch.device) -> bool:
-    """Whether tiles of 64 rows have been seen to give the bits of 16 there (`benchmarks.gpu_first_hour`)."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
+def wide_tiles(device: torch.device) -> WideTiles:
+    """See which heights of tiles give rows the bits of 16-row tiles there; waits for the device, once in a process.
+
+    On Hopper tiles of 64 rows or more run on another instruction (wgmma), and nothing but the hardware says how that sums.
+    """
+    if device.type != "cuda":
+        return WideTiles(MANY_ROWS, 0)
+    shared_bytes = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+    source = torch.Generator(device).manual_seed(0)
+    rows, weight = (
+        torch.randn(128, 2048, generator=source, device=device, dtype=torch.bfloat16) * sizes
+        for sizes in (torch.logspace(-3, 3, 128, device=device, dtype=torch.float32).to(torch.bfloat16)[:, None], 0.02)
+    )
+    found = WideTiles(MANY_ROWS, shared_bytes)
+    tiles = rule_of(*weight.shape)
+    expected = torch.empty(tiles.splits, len(rows), len(weight), device=device)
+    _multiply_in_tiles(rows, weight, expected, tiles, FEW_ROWS)
+    for tile_rows in (WIDE_ROWS, WIDEST_ROWS):
+        parts = torch.zeros_like(expected)
+        if not _fits(tile_rows, tiles, shared_bytes):
+            break
+        _multiply_in_tiles(rows, weight, parts, tiles, tile_rows)
+        if not torch.equal(parts, expected):
+            break
+        found = WideTiles(tile_rows, shared_bytes)
+    return found
 
 
-def tile_rows_of(num_rows: int, tiles: Tiles, *, num_tiles: int, has_wide_tiles: bool) -> int:
+def tile_rows_of(num_rows: int, tiles: Tiles, *, num_tiles: int, wide: WideTiles) -> int:
     """Return the rows of a tile; all of them give a row the same bits.
 
     Args:
         num_rows: that are multiplied.
         tiles: how the weight is cut.
         num_tiles: tiles of the weight's outputs.
-        has_wide_tiles: whether the GPU and the inputs have them.
+        wide: what the GPU can do with inputs of two bytes.
     """
     if num_rows <= FEW_ROWS:
         return FEW_ROWS
-    if num_rows <= MANY_ROWS or not has_wide_tiles:
+    if num_rows <= MANY_ROWS:
         return MANY_ROWS
-    if num_rows > WIDE_ROWS and num_tiles * tiles.splits >= MULTIPROCESSORS and _fits(WIDEST_ROWS, tiles):
+    fills_all = num_tiles * tiles.splits >= MULTIPROCESSORS
+    if num_rows > WIDE_ROWS and fills_all and wide.rows >= WIDEST_ROWS and _fits(WIDEST_ROWS, tiles, wide.shared_bytes):
         return WIDEST_ROWS
-    return WIDE_ROWS if _fits(WIDE_ROWS, tiles) else MANY_ROWS
+    return WIDE_ROWS if wide.rows >= WIDE_ROWS and _fits(WIDE_ROWS, tiles, wide.shared_bytes) else MANY_ROWS
 
 
-def _fits(tile_rows: int, tiles: Tiles) -> bool:
+def _fits(tile_rows: int, tiles: Tiles, shared_bytes: int) -> bool:
     """Whether shared memory holds the steps that are loaded ahead, of two bytes each."""
-    stages = WIDEST_STAGES if tile_rows == WIDEST_ROWS else STAGES[2]
-    return 2 * stages * (tile_rows + tiles.outputs) * tiles.inputs <= WIDE_BYTES
+    return 2 * DEEP_STAGES * (tile_rows + tiles.outputs) * tiles.inputs <= shared_bytes
 
 
-def _parts(x: Tensor, weight: Tensor, tiles: Tiles, parts: Tensor) -> None:
-    """Write the parts' sums: [splits, T, N]."""
+def _multiply_in_tiles(x: Tensor, weight: Tensor, parts: Tensor, tiles: Tiles, tile_rows: int) -> None:
+    """Write the parts' sums [splits, T, N] by tiles of so many rows."""
     num_rows, num_inputs = x.shape
     num_tiles = triton.cdiv(len(weight), tiles.outputs)
-    has_wide_tiles = x.element_size() == 2 and _has_wide_tiles(x.device)
-    tile_rows = tile_rows_of(num_rows, tiles, num_tiles=num_tiles, has_wide_tiles=has_wide_tiles)
+    is_deep = tile_rows > MANY_ROWS or (num_tiles * tiles.splits <= 2 * MULTIPROCESSORS and tiles.inputs <= 64)
     _multiply[(triton.cdiv(num_rows, tile_rows), num_tiles, tiles.splits)](
         *(x, weight, parts, num_rows, len(weight), num_inputs),
         PART=triton.cdiv(triton.cdiv(num_inputs, tiles.inputs), tiles.splits) * tiles.inputs,
@@ -156,8 +184,18 @@ def _parts(x: Tensor, weight: Tensor, tiles: Tiles, parts: Tensor) -> None:
         STEP=tiles.inputs,
         EVICTION="evict_first" if num_rows <= tile_rows else "",  # other tiles of rows read the same weights
         num_warps=WARPS[tile_rows],
-        num_stages=WIDEST_STAGES if tile_rows == WIDEST_ROWS else STAGES[x.element_size()],
+        num_stages=DEEP_STAGES if is_deep and x.element_size() == 2 else STAGES,
     )
+
+
+def _parts(x: Tensor, weight: Tensor, tiles: Tiles, parts: Tensor) -> None:
+    """Write the parts' sums: [splits, T, N]."""
+    if x.element_size() == 2:
+        num_tiles = triton.cdiv(len(weight), tiles.outputs)
+        tile_rows = tile_rows_of(len(x), tiles, num_tiles=num_tiles, wide=wide_tiles(x.device))
+    else:
+        tile_rows = FEW_ROWS  # threads multiply fp32, and in higher tiles hold more than registers have room for
+    _multiply_in_tiles(x, weight, parts, tiles, tile_rows)
 
 
 def _compute(
