@@ -59,7 +59,7 @@ class LayerFunctions(NamedTuple):
         if matmul == "torch":
             products = torch_matmul
         elif device.type == "cuda":
-            products.wide_tiles(device)  # here, where it may wait for the device
+            products.wide_tiles(device, torch.bfloat16)  # here, where it may wait for the device
         return cls.of(attention=attention, layers=layers, matmul=products, are_kernels=device.type == "cuda")
 
     @classmethod

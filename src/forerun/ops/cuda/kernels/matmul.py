@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from forerun.ops.cuda.system import InstalledCuda
 from forerun.ops.cuda.tiles import Tiles, rule_of, tiles_of
 
 FEW_ROWS, MANY_ROWS = 16, 32
@@ -119,32 +120,38 @@ class WideTiles(NamedTuple):
 
 
 @functools.cache
-def wide_tiles(device: torch.device) -> WideTiles:
-    """See which heights of tiles give rows the bits of 16-row tiles there; waits for the device, once in a process.
+def wide_tiles(device: torch.device, dtype: torch.dtype) -> WideTiles:
+    """See which heights of tiles give rows the bits of 16-row tiles there; waits for the device, once for each dtype.
 
     On Hopper tiles of 64 rows or more run on another instruction (wgmma), and nothing but the hardware says how that sums.
     """
     if device.type != "cuda":
         return WideTiles(MANY_ROWS, 0)
-    shared_bytes = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+    shared_bytes = InstalledCuda().gpu(device.index or 0).shared_bytes
+    return WideTiles(_highest_alike(device, dtype, shared_bytes), shared_bytes)
+
+
+def _highest_alike(device: torch.device, dtype: torch.dtype, shared_bytes: int) -> int:
+    """The height up to which tiles sum rows alike, of those that fit: seen on rows of very different sizes."""
     source = torch.Generator(device).manual_seed(0)
+    sizes = torch.logspace(-3, 3, WIDEST_ROWS, device=device, dtype=torch.float32)[:, None]
     rows, weight = (
-        torch.randn(128, 2048, generator=source, device=device, dtype=torch.bfloat16) * sizes
-        for sizes in (torch.logspace(-3, 3, 128, device=device, dtype=torch.float32).to(torch.bfloat16)[:, None], 0.02)
+        (torch.randn(WIDEST_ROWS, 1024, generator=source, device=device) * deviation).to(dtype)
+        for deviation in (sizes, 0.02)
     )
-    found = WideTiles(MANY_ROWS, shared_bytes)
     tiles = rule_of(*weight.shape)
     expected = torch.empty(tiles.splits, len(rows), len(weight), device=device)
     _multiply_in_tiles(rows, weight, expected, tiles, FEW_ROWS)
+    highest = MANY_ROWS
     for tile_rows in (WIDE_ROWS, WIDEST_ROWS):
-        parts = torch.zeros_like(expected)
         if not _fits(tile_rows, tiles, shared_bytes):
             break
-        _multiply_in_tiles(rows, weight, parts, tiles, tile_rows)
-        if not torch.equal(parts, expected):
+        found = torch.zeros_like(expected)
+        _multiply_in_tiles(rows, weight, found, tiles, tile_rows)
+        if not torch.equal(found, expected):
             break
-        found = WideTiles(tile_rows, shared_bytes)
-    return found
+        highest = tile_rows
+    return highest
 
 
 def tile_rows_of(num_rows: int, tiles: Tiles, *, num_tiles: int, wide: WideTiles) -> int:
@@ -192,7 +199,7 @@ def _parts(x: Tensor, weight: Tensor, tiles: Tiles, parts: Tensor) -> None:
     """Write the parts' sums: [splits, T, N]."""
     if x.element_size() == 2:
         num_tiles = triton.cdiv(len(weight), tiles.outputs)
-        tile_rows = tile_rows_of(len(x), tiles, num_tiles=num_tiles, wide=wide_tiles(x.device))
+        tile_rows = tile_rows_of(len(x), tiles, num_tiles=num_tiles, wide=wide_tiles(x.device, x.dtype))
     else:
         tile_rows = FEW_ROWS  # threads multiply fp32, and in higher tiles hold more than registers have room for
     _multiply_in_tiles(x, weight, parts, tiles, tile_rows)
