@@ -83,8 +83,14 @@ class TrainingRun:
         """
         self.settings, self._report = settings, report
         path = self._path = resolve_model(settings.model)
+        limits = WritingLimits()
         self._engine = EngineSettings(
-            model=settings.model, device=settings.device, max_model_len=WritingLimits().most_conversation
+            model=settings.model,
+            device=settings.device,
+            max_model_len=limits.most_conversation,
+            num_gpu_blocks_override=_num_blocks(
+                limits
+            ),  # so that no share of a GPU must be free when the target is loaded
         )
         device = self._engine.torch_device
         if device.type != "cpu":
@@ -96,15 +102,16 @@ class TrainingRun:
             else read_conversations(settings.prompts)
         )
         self.target = load_target(path, self._engine, device)
-        self._limits = WritingLimits(
-            most_conversation=min(1024, self.target.model.max_model_len), num_at_once=NUM_AT_ONCE[device.type]
+        self._limits = replace(
+            limits,
+            most_conversation=min(limits.most_conversation, self.target.model.max_model_len),
+            num_at_once=NUM_AT_ONCE[device.type],
         )
         self._engine = replace(
             self._engine,
             max_model_len=self._limits.most_conversation,
             max_num_seqs=self._limits.num_at_once,
-            # conversations are a third as long as they may be, on average over all and their time
-            num_gpu_blocks_override=self._limits.num_at_once * self._limits.most_conversation // BLOCK_SIZE // 3,
+            num_gpu_blocks_override=_num_blocks(self._limits),
         )
         ChatMarks.read(self.tokenizer)
         if self.plans.count is not None:  # too few even if each conversation were as long as it may be
@@ -543,3 +550,8 @@ class TrainingRun:
     def _note(self, step: int, measured: Measurement) -> None:
         self.folder.progress.measured[str(step)] = measured.to_json()
         self.folder.save()
+
+
+def _num_blocks(limits: WritingLimits) -> int:
+    """Blocks of KV: conversations are a third as long as they may be, on average over all and their time."""
+    return limits.num_at_once * limits.most_conversation // BLOCK_SIZE // 3
