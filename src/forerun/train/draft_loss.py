@@ -13,7 +13,7 @@ from torch import Tensor
 from forerun.ops.native.library import Kernels
 from forerun.ops.native.training import draft_loss_in_place
 
-ROWS_AT_ONCE = {"cpu": 128, "cuda": 4096}
+ROWS_AT_ONCE = {"cpu": 128, "cuda": 1024}
 """Rows of logits in fp32 at a time: few of them stay in a core's cache, while a GPU wants few calls."""
 
 HYBRID_DECAY = 3.0  # of the divergence's share as acceptance rises
