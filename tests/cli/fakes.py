@@ -76,7 +76,7 @@ class FakeLLM:
         text = self.plain_answer if plain and self.plain_answer is not None else self.answer
         width = 1 if plain else self.accepted + 1
         try:
-            for start in range(0, len(text), width):
+            for start in range(0, max(1, len(text)), width):
                 self.before_step()
                 yield self._delta(text[start : start + width], last=start + width >= len(text))
         finally:

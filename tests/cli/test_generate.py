@@ -17,6 +17,16 @@ def test_text_goes_to_stdout_alone(loader: FakeLoader, capsys: pytest.CaptureFix
     assert (output.out, output.err) == ("A fine answer.\n", "")
 
 
+@pytest.mark.parametrize(("options", "hint"), [([], "; --chat asks it as a user does"), (["--chat"], "")])
+def test_an_empty_text_is_explained(
+    loader: FakeLoader, capsys: pytest.CaptureFixture[str], options: list[str], hint: str
+) -> None:
+    loader.llm.answer = ""
+    assert main(["generate", "m", "p", *options]) == 0
+    output = capsys.readouterr()
+    assert (output.out, output.err) == ("\n", f"m: the text is empty, the model ended it at once{hint}\n")
+
+
 def test_no_stream_gives_the_same_text(loader: FakeLoader, capsys: pytest.CaptureFixture[str]) -> None:
     main(["generate", "m", "p", "--no-stream"])
     assert capsys.readouterr().out == "A fine answer.\n"
