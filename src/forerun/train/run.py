@@ -38,13 +38,13 @@ from forerun.train.observer import LAST
 from forerun.train.packaging import model_card, save_head, write_text
 from forerun.train.pooled_texts import read_pooled_texts
 from forerun.train.probing import WritingPace, measuring_seconds, peak_memory, quick_texts, training_rate
-from forerun.train.run_folder import SETTINGS, WORK, RunFolder
+from forerun.train.run_folder import RunFolder, texts_of_run
 from forerun.train.run_settings import RunSettings, origin_of
 from forerun.train.selection import LearnedText, Selection, read_excluded, select
 from forerun.train.served_head import check_served_head
 from forerun.train.stage_clock import StageClock
 from forerun.train.target import BLOCK_SIZE
-from forerun.train.texts import TextFile, WrittenText, read_texts
+from forerun.train.texts import TextFile, WrittenText
 from forerun.train.trained_head import begin_from_head, draft_ids_of
 from forerun.train.writing import NUM_AT_ONCE, WritingLimits, write_texts
 
@@ -199,28 +199,14 @@ class TrainingRun:
                 model = ModelIdentity(fingerprint=self._identity["fingerprint"], name=self.settings.model)
                 for text in read_pooled_texts(self.settings.from_pool, model):
                     file.append(text)
-            for source in self.settings.texts:
+            for index, source in enumerate(self.settings.texts):
+                texts, origin = texts_of_run(source, self._identity["fingerprint"])
+                if index == 0:
+                    shutil.copyfile(origin, self.folder.origin)
                 first = 1 + max((text.number for text in file.texts), default=-1)
-                for text in self._texts_of(source):
+                for text in texts:
                     file.append(replace(text, number=first + text.number))
         self.folder.finish("write")
-
-    def _texts_of(self, source: Path) -> list[WrittenText]:
-        """Read the texts of another run, and keep where the first of several runs had them from."""
-        other = source / WORK
-        try:
-            written = json.loads((other / SETTINGS).read_text(encoding="utf-8"))
-            texts = read_texts(other / self.folder.texts.name)
-            origin = other / self.folder.origin.name
-            if source == self.settings.texts[0]:
-                shutil.copyfile(origin if origin.exists() else other / SETTINGS, self.folder.origin)
-        except (OSError, ValueError) as error:
-            raise ConfigError(
-                f"--texts: {source} holds no texts of a training run ({error}); give the --output of one"
-            ) from None
-        if written.get("fingerprint") != self._identity["fingerprint"]:
-            raise ConfigError(f"--texts: {source} is of another model; give texts that this one wrote")
-        return texts
 
     def mask(self) -> Selection:
         """Select what is learnt of the texts; it takes seconds, so it is done anew each time."""

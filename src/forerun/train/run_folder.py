@@ -11,9 +11,12 @@ from typing import Any
 from forerun.errors import ConfigError
 from forerun.train.measuring import Measurement
 from forerun.train.packaging import unfinished, write_text
+from forerun.train.texts import WrittenText, read_texts
 
 WORK = "training"  # subfolder of the output
 SETTINGS = "settings.json"  # in it: what a run cannot change on the way
+TEXTS = "texts.bin"  # likewise
+ORIGIN = "origin.json"  # likewise: settings of the run that wrote the texts, if it was another
 STAGES = ("write", "mask", "train", "measure", "package")
 
 
@@ -52,8 +55,8 @@ class RunFolder:
             ConfigError: the folder is of a run with other settings, holds something else, or cannot be written.
         """
         self.output, self.work = output, output / WORK
-        self.texts, self.state = self.work / "texts.bin", self.work / "state.safetensors"
-        self.origin = self.work / "origin.json"  # settings of the run that wrote the texts, if it was another
+        self.texts, self.state = self.work / TEXTS, self.work / "state.safetensors"
+        self.origin = self.work / ORIGIN
         self.heads, self.features = self.work / "heads", self.work / "features"
         self._progress_file = self.work / "progress.json"
         settings_file = self.work / SETTINGS
@@ -131,6 +134,26 @@ class RunFolder:
             return Progress(**json.loads(self._progress_file.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError) as error:
             raise ConfigError(f"{self._progress_file}: cannot be read ({error}); delete it") from error
+
+
+def texts_of_run(output: Path, fingerprint: str) -> tuple[list[WrittenText], Path]:
+    """Read the texts that another run has written so far; the second is the file that says where they came from.
+
+    Raises:
+        ConfigError: there are none, or another model wrote them than the one with this fingerprint.
+    """
+    work = output / WORK
+    try:
+        written = json.loads((work / SETTINGS).read_text(encoding="utf-8"))
+        texts = read_texts(work / TEXTS)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"--texts: {output} holds no texts of a training run ({error}); give the --output of one"
+        ) from None
+    if written.get("fingerprint") != fingerprint:
+        raise ConfigError(f"--texts: {output} is of another model; give texts that this one wrote")
+    origin = work / ORIGIN
+    return texts, origin if origin.exists() else work / SETTINGS
 
 
 def _read_settings(path: Path) -> dict[str, Any]:
