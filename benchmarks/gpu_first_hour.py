@@ -116,8 +116,15 @@ def heights(_deadline: float) -> dict[str, Any]:
             if tile_rows > num_rows:
                 continue
             parts = torch.empty((tiles.splits, num_rows, num_outputs), device="cuda")
+            stages = 3 if tile_rows == 128 else 4
             product = functools.partial(
-                multiply, x[:num_rows], parts=parts, tiles=tiles, tile_rows=tile_rows, warps=warps
+                multiply,
+                x[:num_rows],
+                parts=parts,
+                tiles=tiles,
+                tile_rows=tile_rows,
+                warps=warps,
+                stages=stages,
             )
             product(weights[0])
             label = f"{name}, {num_rows} rows in tiles of {tile_rows}, {warps} warps"

@@ -66,8 +66,14 @@ def test_texts_that_are_written_already_take_no_time():
     assert found.train_seconds == pytest.approx(900)
 
 
+@pytest.mark.parametrize("changes", [{"budget": 120.0}, {"count": 3}, {"epochs": 0.1}])
+def test_too_little_to_train_anything_is_refused(changes):
+    with pytest.raises(ConfigError, match="steps, and at least 80 of 2048 tokens are needed"):
+        count_steps(estimate(**changes).num_trained)
+
+
 @pytest.mark.parametrize("batch_tokens", [2048, 8192])
-def test_too_little_to_train_anything_is_refused(batch_tokens):
+def test_steps_are_counted_by_their_tokens(batch_tokens):
     assert count_steps(80 * batch_tokens, batch_tokens) == 80
     with pytest.raises(ConfigError, match=f"are 79 steps, and at least 80 of {batch_tokens} tokens are needed"):
         count_steps(79 * batch_tokens, batch_tokens)

@@ -194,6 +194,9 @@ def test_a_state_that_does_not_fit_on_the_disk_leaves_the_one_before(tmp_path, m
     assert path.read_bytes() == whole
 
 
+MOST_ROWS = ROWS_AT_ONCE["cpu"]
+
+
 class WideTensors(TorchDispatchMode):
     """Counts the tensors in fp32 or wider that have more rows of a vocabulary than are computed at a time."""
 
@@ -203,12 +206,12 @@ class WideTensors(TorchDispatchMode):
         made = func(*args, **(kwargs or {}))
         for one in made if isinstance(made, (tuple, list)) else [made]:
             if isinstance(one, torch.Tensor) and one.ndim > 1 and one.shape[-1] in (264, len(DRAFT_IDS)):
-                self.num_found += one.dtype.itemsize > 2 and one.numel() // one.shape[-1] > 128
+                self.num_found += one.dtype.itemsize > 2 and one.numel() // one.shape[-1] > MOST_ROWS
         return made
 
 
 @needs_kernels
-@pytest.mark.parametrize("most_rows", [128, 1000])
+@pytest.mark.parametrize("most_rows", [MOST_ROWS, 1000])
 @pytest.mark.parametrize("kind", ["kernels", "torch"])
 def test_no_logits_of_all_places_are_in_fp32(monkeypatch, kind, most_rows):
     monkeypatch.setitem(ROWS_AT_ONCE, "cpu", most_rows)
@@ -217,7 +220,7 @@ def test_no_logits_of_all_places_are_in_fp32(monkeypatch, kind, most_rows):
     training = trainer(target, batch_tokens=1000, pass_tokens=1000, masked_every=1)
     with WideTensors() as wide:
         training.run_step()
-    assert (wide.num_found == 0) == (most_rows == 128)
+    assert (wide.num_found == 0) == (most_rows == MOST_ROWS)
 
 
 def test_without_kernels_the_same_is_learnt_in_bf16_from_masters_in_fp32():

@@ -65,9 +65,9 @@ def generate(
         print(json.dumps(_report(model, text, answer, llm)))
     else:
         print("" if stream else answer.text, flush=True)
-    if not answer.text and answer.finish_reason == "stop" and not json_output:
-        how = "" if chat else "; --chat asks it as a user does"
-        print(f"{model}: the text is empty, the model ended it at once{how}", file=sys.stderr)
+        if not answer.text and answer.finish_reason == "stop":
+            how = "" if chat else "; --chat asks it as a user does"
+            print(f"{model}: the text is empty, the model ended it at once{how}", file=sys.stderr)
 
 
 def _prompt(given: str | None, from_stdin: bool) -> str:

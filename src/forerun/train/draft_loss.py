@@ -74,7 +74,7 @@ def draft_loss(
 def loss_in_place(logits: Tensor, wanted: Tensor, *, is_hybrid: bool, measured: Tensor | None) -> Tensor:
     """Turn logits [R, V] into the gradient of the loss by them and return the rows' losses [R], the twin of `draft_loss_in_place`."""
     losses = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
-    at_once = rows_at_once(logits.device)
+    at_once = ROWS_AT_ONCE[logits.device.type]
     for first in range(0, len(logits), at_once):
         rows = slice(first, first + at_once)
         wide = logits[rows].float()
@@ -106,11 +106,6 @@ def loss_and_gradient(logits: Tensor, wanted: Tensor, *, is_hybrid: bool) -> tup
     gradient = odds.mul(share[:, None] * mass + (1 - share)[:, None] * sum_below)
     gradient.addcmul_(wanted, share[:, None], value=-1.0).addcmul_(below, (1 - share)[:, None], value=-1.0)
     return share * losses + (1 - share) * (1 - accepted), gradient
-
-
-def rows_at_once(device: torch.device) -> int:
-    """Return how many rows of logits are computed in fp32 at a time."""
-    return ROWS_AT_ONCE[device.type]
 
 
 def measure(logits: Tensor, wanted: Tensor) -> Tensor:

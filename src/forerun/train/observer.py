@@ -11,18 +11,16 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from forerun.core.batch import ForwardBatch, SequenceRows
 from forerun.kv.cache import KVCache
 from forerun.models.base import LoadedTarget
 from forerun.ops.native import training as native
 from forerun.train.attention import CausalAttention
-from forerun.train.draft_loss import drafted_probs, rows_at_once
+from forerun.train.draft_loss import ROWS_AT_ONCE, drafted_probs
 from forerun.train.kept_features import FeaturesInMemory, KeptFeatures
 from forerun.train.selection import LearnedText
-from forerun.train.target import BLOCK_SIZE
+from forerun.train.target import BLOCK_SIZE, lay_out
 
 LAST = "last_hidden"
 
@@ -112,38 +110,16 @@ class Observer:
         lengths = [len(own) for own in ids]
         on_kernels = self._target.kernels is not None
         rows_each = lengths if on_kernels else [max(lengths)] * len(ids)
-        batch = self._batch(ids, rows_each)
+        nothing = torch.zeros(0, dtype=torch.int64, device=model.device)
+        names = (*self._names, LAST)
+        batch = lay_out(model, ids, rows_each, features=frozenset(names), logits_rows=nothing)
         if on_kernels:
             attend = self._target.attention.begin(batch, self._room(sum(len(one.block_ids) for one in batch.sequences)))
         else:
             attend = CausalAttention(len(ids))
         result = model.forward(batch, attend)
-        names = (*self._names, LAST)
         states = torch.stack([result.features[name].to(model.dtype) for name in names], dim=1).split(rows_each)  # type: ignore[no-untyped-call]
         return [own[:length] for own, length in zip(states, lengths, strict=True)]
-
-    def _batch(self, ids: Sequence[Tensor], rows_each: Sequence[int]) -> ForwardBatch:
-        """Lay texts out one after the other, each in so many rows, padded with token 0 at the end."""
-        model = self._target.model
-        num_blocks = [-(-num_rows // BLOCK_SIZE) for num_rows in rows_each]
-        firsts = np.cumsum([0, *num_blocks])
-        tables = [np.arange(firsts[row], firsts[row + 1], dtype=np.int32) for row in range(len(ids))]
-        places = [torch.arange(num_rows, device="cpu") for num_rows in rows_each]
-        padded = [F.pad(own, (0, num_rows - len(own))) for own, num_rows in zip(ids, rows_each, strict=True)]
-        slots = [int(firsts[row]) * BLOCK_SIZE + own for row, own in enumerate(places)]
-        token_ids, positions, slot_mapping = (torch.cat(parts).to(model.device) for parts in (padded, places, slots))
-        return ForwardBatch(
-            token_ids=token_ids,
-            positions=positions,
-            slot_mapping=slot_mapping,
-            sequences=[
-                SequenceRows(num_context=0, num_rows=num_rows, block_ids=table)
-                for num_rows, table in zip(rows_each, tables, strict=True)
-            ],
-            block_size=BLOCK_SIZE,
-            logits_rows=torch.zeros(0, dtype=torch.int64, device=model.device),
-            features=frozenset({*self._names, LAST}),
-        )
 
     def _room(self, needed: int) -> KVCache:
         """A cache of at least so many blocks."""
@@ -159,7 +135,7 @@ class Observer:
         """Compute the probabilities of the tokens that can be drafted, [N, V], from hidden states [N, width]."""
         model, kernels = self._target.model, self._target.kernels
         wanted = last_hidden.new_empty(len(last_hidden), len(self._draft_ids))
-        at_once = rows_at_once(last_hidden.device)
+        at_once = ROWS_AT_ONCE[last_hidden.device.type]
         for first in range(0, len(last_hidden), at_once):
             rows = slice(first, first + at_once)
             logits = model.logits(last_hidden[rows])

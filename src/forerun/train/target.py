@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from forerun.core.batch import ForwardBatch, SequenceRows
 from forerun.kv.cache import KVCache
-from forerun.models.base import LoadedTarget
+from forerun.models.base import LoadedTarget, TargetModel
 from forerun.models.config_file import eos_token_ids
 from forerun.models.loader import load_model
 from forerun.models.store import resolve_model
@@ -52,36 +53,70 @@ class Batch:
     logits: Tensor  # [B, S, vocab_size] fp32
 
 
+def lay_out(
+    model: TargetModel,
+    texts: Sequence[Tensor],
+    rows_each: Sequence[int],
+    *,
+    features: frozenset[str],
+    logits_rows: Tensor,
+) -> ForwardBatch:
+    """Lay whole texts out for one pass, one after the other, each in blocks of its own from 0 on.
+
+    Args:
+        model: the target.
+        texts: token ids of each, in CPU memory.
+        rows_each: rows of each, at least as many as it has tokens; the rest is padded with token 0.
+        features: hidden states that the pass returns.
+        logits_rows: rows whose logits it returns, on the target's device.
+    """
+    num_blocks = [-(-num_rows // BLOCK_SIZE) for num_rows in rows_each]
+    firsts = np.cumsum([0, *num_blocks])
+    places = [torch.arange(num_rows, device="cpu") for num_rows in rows_each]
+    padded = [F.pad(ids, (0, num_rows - len(ids))) for ids, num_rows in zip(texts, rows_each, strict=True)]
+    slots = [int(firsts[index]) * BLOCK_SIZE + own for index, own in enumerate(places)]
+    token_ids, positions, slot_mapping = (torch.cat(parts).to(model.device) for parts in (padded, places, slots))
+    return ForwardBatch(
+        token_ids=token_ids,
+        positions=positions,
+        slot_mapping=slot_mapping,
+        sequences=[
+            SequenceRows(
+                num_context=0,
+                num_rows=num_rows,
+                block_ids=np.arange(firsts[index], firsts[index + 1], dtype=np.int32),
+            )
+            for index, num_rows in enumerate(rows_each)
+        ],
+        block_size=BLOCK_SIZE,
+        logits_rows=logits_rows,
+        features=features,
+    )
+
+
 @torch.no_grad()
 def observe(target: LoadedTarget, texts: Sequence[Sequence[int]], features: frozenset[str]) -> Batch:
     """Run the target over texts, as the engine does, with a KV cache of their own."""
     model = target.model
-    length = max(len(text) for text in texts)
-    token_ids = torch.zeros(len(texts), length, dtype=torch.int64)
-    is_text = torch.zeros(len(texts), length, dtype=torch.bool)
+    shape = len(texts), max(len(text) for text in texts)
+    is_text = torch.zeros(shape, dtype=torch.bool)
     for row, text in enumerate(texts):
-        token_ids[row, : len(text)] = torch.tensor(text)
         is_text[row, : len(text)] = True
-    blocks_each = -(-length // BLOCK_SIZE)
-    tables = np.arange(len(texts) * blocks_each, dtype=np.int32).reshape(len(texts), blocks_each)
-    places = torch.arange(length)
-    first_slots = torch.arange(len(texts)) * blocks_each * BLOCK_SIZE
-    batch = ForwardBatch(
-        token_ids=token_ids.flatten().to(model.device),
-        positions=places.repeat(len(texts)).to(model.device),
-        slot_mapping=(first_slots[:, None] + places).flatten().to(model.device),
-        sequences=[SequenceRows(num_context=0, num_rows=length, block_ids=table) for table in tables],
-        block_size=BLOCK_SIZE,
-        logits_rows=torch.arange(token_ids.numel(), device=model.device),
+    batch = lay_out(
+        model,
+        [torch.tensor(text, device="cpu") for text in texts],
+        [shape[1]] * len(texts),
         features=features,
+        logits_rows=torch.arange(shape[0] * shape[1], device=model.device),
     )
+    num_blocks = sum(len(one.block_ids) for one in batch.sequences)
     cache = KVCache(
-        model.kv_specs, num_blocks=tables.size, block_size=BLOCK_SIZE, dtype=model.dtype, device=model.device
+        model.kv_specs, num_blocks=num_blocks, block_size=BLOCK_SIZE, dtype=model.dtype, device=model.device
     )
     result = model.forward(batch, target.attention.begin(batch, cache))
     return Batch(
-        token_ids=token_ids.to(model.device),
+        token_ids=batch.token_ids.view(shape),
         is_text=is_text.to(model.device),
-        features={name: rows.view(*token_ids.shape, -1) for name, rows in result.features.items()},
-        logits=result.logits.view(*token_ids.shape, -1),
+        features={name: rows.view(*shape, -1) for name, rows in result.features.items()},
+        logits=result.logits.view(*shape, -1),
     )
