@@ -2,7 +2,7 @@
 
 Each round lets the target write conversations of its own, with a seed of its own, and trains the head of the round before
 on them; then, at a third of the rate, the head is trained once more on the last round's texts, and on those of two rounds
-more; at last on a larger set, in larger steps. A round takes some two hours of two cores, the last one less than three, or
+more; at last on two larger sets, in larger steps. A round takes some two hours of two cores, the last ones three and sixteen, or
 minutes of a GPU; what is interrupted goes on where it was. `--rounds` makes more or fewer of them, and a round that was made
 before is not repeated.
 """
@@ -28,7 +28,10 @@ NUM_ROUNDS = 4
 CONVERSATIONS = 5000
 ONCE = ("--epochs", "1", "--keep-features")
 LAST_RATE, LAST_CONVERSATIONS, NUM_LAST_SETS = 0.001, 3000, 2
-LARGE_CONVERSATIONS, LARGE_EPOCHS, LARGE_STEP = 12000, 1.65, 8192
+LARGE_SETS = (
+    ("--magpie", "12000", "--epochs", "1.65", "--batch-tokens", "8192"),
+    ("--magpie", "35000", "--epochs", "4.9", "--batch-tokens", "16384", "--learning-rate", "0.0035"),
+)
 SHIPPED = ("config.json", "model.safetensors", "README.md")
 
 
@@ -44,11 +47,9 @@ def train_in_small_steps(folder: Path, before: Path, texts: list[str], exclude: 
     train(folder, [*texts, "--begin-with", str(before), "--learning-rate", str(LAST_RATE), *ONCE], exclude)
 
 
-def train_in_large_steps(folder: Path, before: Path, seed: int, exclude: list[str]) -> None:
+def train_in_large_steps(folder: Path, before: Path, amounts: tuple[str, ...], seed: int, exclude: list[str]) -> None:
     """Train a head further on a larger set of texts, on a GPU where there is one."""
-    options = ["--magpie", str(LARGE_CONVERSATIONS), "--seed", str(seed), "--begin-with", str(before)]
-    options += ["--epochs", str(LARGE_EPOCHS), "--batch-tokens", str(LARGE_STEP), "--device", "auto"]
-    train(folder, options, exclude)
+    train(folder, [*amounts, "--seed", str(seed), "--begin-with", str(before), "--device", "auto"], exclude)
 
 
 def train(folder: Path, options: list[str], exclude: list[str]) -> None:
@@ -94,8 +95,9 @@ def main() -> None:
             before, head = head, given.folder / f"last-{number}"
             new_texts = ["--magpie", str(LAST_CONVERSATIONS), "--seed", str(given.rounds + number)]
             train_in_small_steps(head, before, new_texts, given.exclude)
-        before, head = head, given.folder / "large"
-        train_in_large_steps(head, before, given.rounds + NUM_LAST_SETS, given.exclude)
+        for number, amounts in enumerate(LARGE_SETS):
+            before, head = head, given.folder / f"large-{number}"
+            train_in_large_steps(head, before, amounts, given.rounds + NUM_LAST_SETS + number, given.exclude)
         ship(head)
 
 

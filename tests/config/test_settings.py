@@ -46,6 +46,8 @@ def test_a_wrong_setting_is_refused_with_what_may_be(settings, hint):
 def test_graphs_are_for_as_many_rows_as_a_step_may_have():
     assert EngineSettings(model="m").graph_sizes[-1] == 256
     assert EngineSettings(model="m", max_num_batched_tokens=100).graph_sizes[-1] == 96
+    assert EngineSettings(model="m", max_num_seqs=100).graph_sizes[-1] == 384
+    assert EngineSettings(model="m", max_num_seqs=1000).graph_sizes[-1] == 1024
     assert EngineSettings(model="m", cudagraph_capture_sizes=[8, 2, 8]).graph_sizes == (2, 8)
 
 

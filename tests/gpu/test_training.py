@@ -21,16 +21,31 @@ from tests.train.target_folder import chat_model_folder  # noqa: E402
 from tests.train.test_head_trainer import DRAFT_IDS, learned  # noqa: E402
 
 
-def losses(device):
+def trainer(device):
     """Of ten steps."""
     target = load_for_training(str(chat_model_folder()), dtype=torch.bfloat16, device=device)
     settings = HeadSettings(num_steps=10, batch_tokens=200, pass_tokens=100)
-    training = HeadTrainer(target, *begin_from_block(target, DRAFT_IDS, seed=0), learned(), settings)
+    return HeadTrainer(target, *begin_from_block(target, DRAFT_IDS, seed=0), learned(), settings)
+
+
+def losses(device):
+    training = trainer(device)
     return [training.run_step().loss for _ in range(10)]
 
 
 def test_the_losses_are_those_of_the_cpu():
     assert losses("cuda") == pytest.approx(losses("cpu"), rel=0.03)
+
+
+def test_a_step_waits_for_nothing():
+    training = trainer("cuda")
+    reports = [training.run_step()]
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        reports += [training.run_step() for _ in range(8)]  # the next one is measured
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert all(report.loss > 0 for report in reports)
 
 
 def test_a_run_ends_in_a_head_that_drafts(tmp_path, monkeypatch):

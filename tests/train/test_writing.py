@@ -80,7 +80,8 @@ def reply(tokenizer, text, *, finish_reason="stop"):
 
 def had(plan, replies, *, limits=LIMITS):
     """The text of a conversation with these replies, and what was asked for."""
-    conversation = converse(plan, chat_model().tokenizer, limits, seed=0)
+    tokenizer = chat_model().tokenizer
+    conversation = converse(plan, ChatMarks.read(tokenizer, system=plan.system), tokenizer, limits, seed=0)
     asked = [next(conversation)]
     try:
         for one in replies:

@@ -134,7 +134,7 @@ class EngineOptions:
     enforce_eager: bool = False
     """On a GPU, launch every step kernel by kernel, without CUDA graphs."""
     cudagraph_capture_sizes: Annotated[list[int] | None, Parameter(consume_multiple=True, negative=())] = None
-    """Numbers of rows for which a step on the device is recorded as a CUDA graph; by default 1 to 256."""
+    """Numbers of rows for which a step on the device is recorded as a CUDA graph; by default 1 to 256, or to four for each of max_num_seqs, at most 1024."""
     kernel_table: Path | None = None
     """File of "forerun tune-kernels" for the GPU's kernels; by default the cached one for this GPU, if there is one."""
     pools_folder: Path | None = None

@@ -22,7 +22,8 @@ DTYPES = {
     "half": torch.float16,
 }
 
-GRAPH_SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+GRAPH_SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+GRAPH_ROWS_PER_SEQUENCE = 4  # where many run at once: nearly each of their steps reads a prompt beside them
 LOAD_FORMATS = ("auto", "dummy")
 ACTIVATION_DTYPES = ("auto", "int8")
 DEVICE_MATMULS = ("kernels", "torch")
@@ -56,8 +57,8 @@ class EngineSettings:
     a GPU, in place of forerun's kernels; then a row's bits may depend on the rows beside it, and drafts may change texts at
     near-ties. cudagraph_capture_sizes: numbers of rows for which such a step
     is recorded as a CUDA graph; rows are padded up to the next, and a step with more than the last one is launched kernel by
-    kernel, as all are with enforce_eager. None: 1 to 256, as far as max_num_batched_tokens goes. kernel_table: a file of `forerun tune-kernels` for the GPU's kernels;
-    None is the one in the cache folder that was made for this GPU and this version of triton, if there is one.
+    kernel, as all are with enforce_eager. None: 1 to 256, or to four rows for each of max_num_seqs, at most 1024, as far as
+    max_num_batched_tokens goes. kernel_table: a file of `forerun tune-kernels` for the GPU's kernels; None is the one in the cache folder that was made for this GPU and this version of triton, if there is one.
 
     Raises:
         ConfigError: a value is out of range or the settings do not fit each other.
@@ -141,7 +142,8 @@ class EngineSettings:
     def graph_sizes(self) -> tuple[int, ...]:
         """Numbers of rows for which steps are recorded as CUDA graphs, rising."""
         if self.cudagraph_capture_sizes is None:
-            return tuple(size for size in GRAPH_SIZES if size <= self.max_num_batched_tokens)
+            most = min(self.max_num_batched_tokens, max(256, GRAPH_ROWS_PER_SEQUENCE * self.max_num_seqs))
+            return tuple(size for size in GRAPH_SIZES if size <= most)
         return tuple(sorted(set(self.cudagraph_capture_sizes)))
 
     def _check_graphs(self) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from forerun.core.batch import CandidateTensors
-from forerun.core.draft import Draft
+from forerun.core.draft import NO_DRAFT, Draft
 from forerun.core.stats import StepTimes
 from forerun.core.step import (
     EndedSequence,
@@ -349,7 +349,7 @@ class DeviceExecutor(LocalExecutor):
         Interrupted, it can be begun again.
         """
         if launch.step is None:
-            launch.step = self._settle(launch.plan, launch.states)
+            launch.step = self._settle_computed(launch.plan, launch.states)
         step, times, clock = launch.step, launch.times, time.perf_counter
         if launch.lengths:
             self._take_back(launch)
@@ -388,6 +388,12 @@ class DeviceExecutor(LocalExecutor):
         elif launch.before is not None:
             times.idle = launch.span.idle_since(launch.before)
         launch.result = StepResult(sequences=results, times=times, num_failed_drafts=self._num_failed_drafts)
+
+    def _settle_computed(self, plan: StepPlan, states: list[SequenceState]) -> PreparedStep:
+        """See `_settle`, of rows that were computed, whose tokens nobody asks for: without drafts most steps are as planned."""
+        if all(_is_as_planned(planned, state) for planned, state in zip(plan.sequences, states, strict=True)):
+            return PreparedStep(plan.sequences, plan.rows, states, [NO_DRAFT] * len(states))
+        return self._settle(plan, states)
 
     def _note_chains(self, launch: Launch, step: PreparedStep, results: Listing[SequenceResult]) -> None:
         """Tell the drafter which tokens its network has read on the device."""
@@ -458,3 +464,12 @@ class DeviceExecutor(LocalExecutor):
             planned.blocks[: -(-num_computed // self.cache.block_size)],
             state.rules,
         )
+
+
+def _is_as_planned(planned: PlannedSequence, state: SequenceState) -> bool:
+    """Whether a sequence without a draft got the rows that were planned for it, now that the step before has been read."""
+    if planned.num_draft:
+        return False
+    if planned.is_pending:
+        return planned.start == state.num_computed and not state.has_ended
+    return not planned.reaches_end or planned.start + planned.num_tail == len(state.sequence)

@@ -18,6 +18,7 @@ from forerun.core.step import NO_BLOCKS, SequenceSpec
 from forerun.errors import RequestError
 from forerun.executor.host_copies import to_device
 from forerun.executor.row_masks import packed
+from forerun.executor.slot_values import SlotValues
 from forerun.ops.cuda.table import (
     BLOCK_TABLE,
     COMPUTED,
@@ -39,6 +40,13 @@ Ints = npt.NDArray[np.int32]
 
 MOST_STOP_IDS = 64
 MOST_BIASES = 320  # OpenAI allows 300
+
+OF_TEXTS = ("lengths", "ended", "draft_sizes")
+OF_RULES = (
+    *("flags", "seeds", "temperature", "floor", "top_k", "top_p", "repetition", "frequency", "presence"),
+    *("min_length", "max_length", "stop_ids"),
+)
+"""What every new sequence has in the tables beside its tokens: it is written for all of a step at once."""
 
 
 def check_device_rules(spec: SequenceSpec) -> None:
@@ -100,16 +108,21 @@ class DeviceSlots:
         vocab_size: int,
         device: torch.device,
     ) -> None:
-        self.table = DeviceTable.empty(
+        table = DeviceTable.empty(
             num_slots,
             max_length=max_length,
             num_blocks=-(-(max_length + most_drafted) // block_size) + 1,
             most_drafted=most_drafted,
             device=device,
         )
-        self.rules = RuleTable.empty(
+        rules = RuleTable.empty(
             num_slots, vocab_size, device=device, most_stop_ids=MOST_STOP_IDS, most_biases=MOST_BIASES
         )
+        self._values = SlotValues(
+            {name: getattr(table, name) for name in OF_TEXTS} | {name: getattr(rules, name) for name in OF_RULES}
+        )
+        self.table = replace(table, **{name: self._values.tensors[name] for name in OF_TEXTS})
+        self.rules = replace(rules, **{name: self._values.tensors[name] for name in OF_RULES})
         self.num_slots = num_slots
         self._vocab_size = vocab_size
         self._device = device
@@ -126,6 +139,8 @@ class DeviceSlots:
     def take(self, sequences: Listing[tuple[Sequence, SequenceSpec]]) -> list[int]:
         """The slots of a step's sequences, whose texts and rules lie there afterwards."""
         running = {sequence.seq_id for sequence, _ in sequences}
+        new: list[Sequence] = []
+        self._values.forget()
         for sequence, spec in sequences:
             seq_id = sequence.seq_id
             slot = self._slot_of.pop(seq_id, None)
@@ -135,7 +150,9 @@ class DeviceSlots:
             if not self.has_text(sequence):
                 self._holders.pop(seq_id, None)
                 self._write(slot, sequence, spec)
-                self._holders[seq_id] = Holder(sequence, len(sequence), -1)
+                new.append(sequence)
+        self._values.send()
+        self._holders.update((sequence.seq_id, Holder(sequence, len(sequence), -1)) for sequence in new)
         return [self._slot_of[sequence.seq_id] for sequence, _ in sequences]
 
     def has_text(self, sequence: Sequence) -> bool:
@@ -147,7 +164,7 @@ class DeviceSlots:
         """Note which blocks a sequence has, for the device to be told."""
         holder = self._holders[seq_id]
         blocks = blocks[: self.table.block_table.shape[1]]
-        if not np.array_equal(holder.blocks, blocks):
+        if holder.blocks.tobytes() != blocks.tobytes():
             slot, num_known = self._slot_of[seq_id], min(len(holder.blocks), len(blocks))
             new = [*np.flatnonzero(holder.blocks[:num_known] != blocks[:num_known]), *range(num_known, len(blocks))]
             self._changes.update(((BLOCK_TABLE, slot, int(at)), int(blocks[at])) for at in new)
@@ -200,33 +217,36 @@ class DeviceSlots:
         return self._slot_of.pop(seq_id)
 
     def _write(self, slot: int, sequence: Sequence, spec: SequenceSpec) -> None:
-        table, rules, sampling = self.table, self.rules, spec.sampling
+        sampling, note = spec.sampling, self._values.note
         for at in [at for at in self._changes if at[1] == slot]:  # of who had the slot before
             del self._changes[at]
-        table.tokens[slot, : len(sequence)] = self._ints(sequence.tokens_from(0))
-        table.lengths[slot] = len(sequence)
-        table.ended[slot] = 0
-        table.draft_sizes[slot] = 0
+        self.table.tokens[slot, : len(sequence)] = self._ints(sequence.tokens_from(0))
+        note("lengths", slot, len(sequence))
+        note("ended", slot, 0)
+        note("draft_sizes", slot, 0)
         seed = spec.seed & ((1 << 64) - 1)
-        rules.seeds[slot] = seed - (seed >> 63 << 64)
-        rules.temperature[slot] = 0.0 if sampling.temperature < GREEDY_BELOW else sampling.temperature
-        rules.floor[slot] = floor_of(sampling.min_p)
-        rules.top_k[slot] = max(sampling.top_k, 0)
-        rules.top_p[slot] = sampling.top_p
-        rules.repetition[slot] = sampling.repetition_penalty
-        rules.frequency[slot] = sampling.frequency_penalty
-        rules.presence[slot] = sampling.presence_penalty
-        rules.min_length[slot] = len(spec.prompt_ids) + sampling.min_tokens
-        rules.max_length[slot] = spec.max_length
+        note("seeds", slot, seed - (seed >> 63 << 64))
+        note("temperature", slot, 0.0 if sampling.temperature < GREEDY_BELOW else sampling.temperature)
+        note("floor", slot, floor_of(sampling.min_p))
+        note("top_k", slot, max(sampling.top_k, 0))
+        note("top_p", slot, sampling.top_p)
+        note("repetition", slot, sampling.repetition_penalty)
+        note("frequency", slot, sampling.frequency_penalty)
+        note("presence", slot, sampling.presence_penalty)
+        note("min_length", slot, len(spec.prompt_ids) + sampling.min_tokens)
+        note("max_length", slot, spec.max_length)
         stop_ids = sorted(token_id for token_id in spec.stop_token_ids if 0 <= token_id < self._vocab_size)
-        self._fill(rules.stop_ids, slot, stop_ids, -1)
-        rules.flags[slot] = self._write_edits(slot, sequence, spec, sampling)
+        note("stop_ids", slot, stop_ids + [-1] * (MOST_STOP_IDS - len(stop_ids)))
+        note("flags", slot, self._write_edits(slot, sequence, spec, sampling))
 
     def _write_edits(self, slot: int, sequence: Sequence, spec: SequenceSpec, sampling: SamplingParams) -> int:
         """What the edits of a sequence need; returns its flags."""
         rules, flags = self.rules, 0
-        counts = np.bincount(np.array(sequence.output_ids, dtype=np.int64), minlength=self._vocab_size)
-        rules.counts[slot] = self._ints(counts)
+        if sequence.output_ids:
+            counts = np.bincount(np.array(sequence.output_ids, dtype=np.int64), minlength=self._vocab_size)
+            rules.counts[slot] = self._ints(counts)
+        else:  # nothing to send, and a vocabulary is long
+            rules.counts[slot] = 0
         if penalises(sampling):
             flags |= HAS_PENALTIES
             # Frequency and presence count the output alone.

@@ -9,9 +9,18 @@ from dataclasses import dataclass
 from forerun.errors import ConfigError
 from forerun.train.head_trainer import BATCH_TOKENS
 
-CURVE = ((3e5, 1.25), (1e6, 1.45), (1.7e6, 1.65), (3.4e6, 1.8), (4.9e6, 2.0), (8.5e6, 2.15), (1.44e7, 2.3), (5e7, 2.4))
+CURVE = (
+    (3e5, 1.25),
+    (1e6, 1.45),
+    (1.7e6, 1.65),
+    (3.4e6, 1.8),
+    (4.9e6, 2.0),
+    (8.5e6, 2.15),
+    (1.44e7, 2.3),
+    (6.56e7, 2.47),
+)
 """Tokens that a head was trained on -> acceptance length of greedy chat with drafts of three tokens; between them the
-logarithm counts. Up to 14.4 million they are those of the default model's head, beyond that a guess."""
+logarithm counts. They are those of the default model's head."""
 
 BYTES_PER_TOKEN = 5  # of a text in its file, spans and headers included
 STATE_BYTES = 3 * 4  # of a weight in training: its master and two moments, fp32

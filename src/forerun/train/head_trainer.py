@@ -94,9 +94,14 @@ class StepReport:
 
     step: int
     num_tokens: int
-    loss: float
+    total: Tensor  # the loss, where the head is: who does not read it does not wait for the device
     acceptance: list[float]
     agreement: list[float]
+
+    @property
+    def loss(self) -> float:
+        """Summed over passes, each of which has a mean over learned places."""
+        return self.total.item()
 
 
 class HeadTrainer:
@@ -184,9 +189,7 @@ class HeadTrainer:
         num_tokens = sum(len(text.token_ids) for part in parts for text in part)
         self.num_tokens += num_tokens
         means = (measured.cpu() / num_places[:, None].clamp(min=1)).T.tolist() if is_measured else [[], []]
-        return StepReport(
-            step=self.step, num_tokens=num_tokens, loss=total.item(), acceptance=means[0], agreement=means[1]
-        )
+        return StepReport(step=self.step, num_tokens=num_tokens, total=total, acceptance=means[0], agreement=means[1])
 
     def save(self, path: Path) -> None:
         """Save all that training goes on from; the file is either the old one or the new one, whole.
@@ -248,9 +251,10 @@ class HeadTrainer:
         def loss_of(outputs: Tensor, index: int, measured: Tensor | None = None) -> Tensor:
             """The loss of outputs [texts * rows, width], of which row r read token r + 1 + index and predicts the next."""
             num_rows = length - 1 - index
-            is_reached = observed.places > index
-            rows = (observed.rows * num_rows + observed.places - 1 - index)[is_reached]
-            wanted = observed.wanted if bool(is_reached.all()) else observed.wanted[is_reached]
+            rows, wanted = observed.rows * num_rows + observed.places - 1 - index, observed.wanted
+            if observed.first_place <= index:  # a place that nothing has drafted for: rarely, as prompts are longer
+                is_reached = observed.places > index
+                rows, wanted = rows[is_reached], wanted[is_reached]
             is_hybrid = settings.is_hybrid(self.step)
             normed = head.normed(outputs[rows])
             return draft_loss(normed, weight, wanted, is_hybrid=is_hybrid, measured=measured, kernels=self._kernels)

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from forerun.executor.host_copies import to_device
 from forerun.kv.cache import KVCache
 from forerun.models.base import LoadedTarget
 from forerun.ops.native import training as native
@@ -34,6 +35,7 @@ class ObservedTexts:
         features: name -> [B, S, hidden_size of the target], 0 for a text's last token and behind it.
         rows: the text of each learned place, [N] int64.
         places: the place in its text, [N] int64.
+        first_place: the smallest of them, which nobody has to ask a GPU for.
         wanted: the target's probabilities of the tokens that can be drafted, [N, V] in the head's dtype; what is
             missing to 1 are tokens that cannot.
     """
@@ -42,6 +44,7 @@ class ObservedTexts:
     features: dict[str, Tensor]
     rows: Tensor
     places: Tensor
+    first_place: int
     wanted: Tensor
 
 
@@ -77,13 +80,15 @@ class Observer:
         for row, (text, own) in enumerate(zip(texts, states, strict=True)):
             token_ids[row, : len(text.token_ids)] = torch.from_numpy(text.token_ids)
             by_name[:, row, : len(own)] = own.transpose(0, 1)
-        places = torch.from_numpy(np.concatenate([text.places for text in texts])).to(device)
-        rows = torch.from_numpy(np.repeat(np.arange(len(texts)), [len(text.places) for text in texts])).to(device)
+        learned = np.concatenate([text.places for text in texts])
+        places = to_device(learned, device)
+        rows = to_device(np.repeat(np.arange(len(texts)), [len(text.places) for text in texts]), device)
         return ObservedTexts(
-            token_ids=token_ids.to(device),
+            token_ids=to_device(token_ids.numpy(), device),
             features=dict(zip(self._names, by_name[:-1], strict=True)),
             rows=rows,
             places=places,
+            first_place=int(learned.min()),
             wanted=self._wanted(by_name[-1, rows, places]),
         )
 

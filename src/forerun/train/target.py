@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from forerun.core.batch import ForwardBatch, SequenceRows
+from forerun.executor.host_copies import to_device
 from forerun.kv.cache import KVCache
 from forerun.models.base import LoadedTarget, TargetModel
 from forerun.models.config_file import eos_token_ids
@@ -75,7 +76,9 @@ def lay_out(
     places = [torch.arange(num_rows, device="cpu") for num_rows in rows_each]
     padded = [F.pad(ids, (0, num_rows - len(ids))) for ids, num_rows in zip(texts, rows_each, strict=True)]
     slots = [int(firsts[index]) * BLOCK_SIZE + own for index, own in enumerate(places)]
-    token_ids, positions, slot_mapping = (torch.cat(parts).to(model.device) for parts in (padded, places, slots))
+    token_ids, positions, slot_mapping = (
+        to_device(torch.cat(parts).numpy(), model.device) for parts in (padded, places, slots)
+    )
     return ForwardBatch(
         token_ids=token_ids,
         positions=positions,

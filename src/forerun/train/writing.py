@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
@@ -24,7 +25,7 @@ QUESTION_TEMPERATURE = 0.8  # at 1 a small model asks nonsense, and seldom comes
 
 
 NUM_AT_ONCE = {"cpu": 128, "cuda": 256}
-"""Conversations: on a GPU as many as a CUDA graph has rows at most."""
+"""Conversations: more would not be written sooner, since one process plans so many sequences in the time that a GPU computes them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,13 +50,12 @@ Conversation = Generator[Ask, CompletionOutput, WrittenText]
 """Yields what is asked, is sent what was answered, and returns the text."""
 
 
-def converse(plan: Plan, tokenizer: Tokenizer, limits: WritingLimits, *, seed: int) -> Conversation:
+def converse(plan: Plan, marks: ChatMarks, tokenizer: Tokenizer, limits: WritingLimits, *, seed: int) -> Conversation:
     """Have one conversation, a function of the plan and the seed: it is the same whatever is written beside it.
 
     It ends early where a question is none, an answer has no end, or there is no room; without any answer the
     text has no tokens.
     """
-    marks = ChatMarks.read(tokenizer, system=plan.system)
     chance = random.Random(f"answers {seed} {plan.number}")
     ids: list[int] = []
     spans: list[Span] = []
@@ -110,6 +110,7 @@ def write_texts(
         ConfigError: the file cannot be written.
         RequestError: the target failed.
     """
+    marks_of = functools.lru_cache(maxsize=256)(lambda system: ChatMarks.read(tokenizer, system=system))
     waiting = _numbers(plans, {text.number for text in file.texts})
     talks = _Talks(client, file, kept)
     try:
@@ -119,7 +120,8 @@ def write_texts(
                 number = next(waiting, None)
                 if number is None:
                     break
-                talks.begin(number, converse(plans.plan(number), tokenizer, limits, seed=seed))
+                plan = plans.plan(number)
+                talks.begin(number, converse(plan, marks_of(plan.system), tokenizer, limits, seed=seed))
             if not talks.running:
                 return
             for output in client.step().finished:
