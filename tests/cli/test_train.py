@@ -81,8 +81,8 @@ def test_a_run_goes_on_after_ctrl_c_in_each_stage_and_ends_with_one_line_of_json
 
     for stage in ("write", "mask", "train", "measure", "package"):
         assert interrupted_in(stage) == INTERRUPTED
+        assert capsys.readouterr().err.endswith("interrupted: the same command goes on from here\n")
     assert done(tmp_path) == ["write", "train", "measure"]
-    capsys.readouterr()
     assert main([*argv, "--json"]) == 0
     output = capsys.readouterr()
     assert output.out.count("\n") == 1

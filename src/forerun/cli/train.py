@@ -124,16 +124,21 @@ def train(
     options = {field.name: getattr(training, field.name) for field in fields(training)}
     settings = RunSettings(model=model, output=output, **options)
     console = Console(stderr=True, highlight=False)
-    with stage_bars(console) as report, tempfile.TemporaryDirectory() as scratch:
-        run = TrainingRun(replace(settings, output=Path(scratch) / "head") if dry_run else settings, report)
-        if dry_run or not run.is_estimated:
-            estimate = run.estimate()
-            _show_estimate(console, estimate)
-        if dry_run:
-            if json_output:
-                print(json.dumps(asdict(estimate)))
-            return
-        measured = run.go()
+    try:
+        with stage_bars(console) as report, tempfile.TemporaryDirectory() as scratch:
+            run = TrainingRun(replace(settings, output=Path(scratch) / "head") if dry_run else settings, report)
+            if dry_run or not run.is_estimated:
+                estimate = run.estimate()
+                _show_estimate(console, estimate)
+            if dry_run:
+                if json_output:
+                    print(json.dumps(asdict(estimate)))
+                return
+            measured = run.go()
+    except KeyboardInterrupt:
+        if not dry_run:
+            console.print("interrupted: the same command goes on from here", soft_wrap=True)
+        raise
     if json_output:
         print(json.dumps({"head": str(output), **measured.to_json()}))
     else:
