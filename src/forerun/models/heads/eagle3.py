@@ -170,8 +170,9 @@ class Eagle3Head:
         """Read `fc` and the norms before it."""
         flags, width, eps = self.flags, config.hidden_size, config.norm_eps
         target_width, count = reader.target.model.hidden_size, len(self.needs)
-        asked = reader.content.get("target_hidden_size")
-        if asked is not None and asked != target_width:
+        asked = reader.content.get("target_hidden_size", target_width)
+        asked = width if asked is None else asked  # speculators names it where it is not the head's own
+        if asked != target_width:
             raise ModelError(
                 f"EAGLE-3 head: is for a target of hidden_size {asked}, this one has {target_width}; use a head that "
                 "was trained for this target"
