@@ -76,12 +76,11 @@ class _Promised:
     tokens: list[float] = field(default_factory=lambda: [0.0] * NUM_COMPARED)
     cost: float = 0.0
 
-    def add(self, drafts: Sequence[Sequence[float]], *, cost: float) -> None:
-        """Count a step, by the chances of its drafts' nodes."""
+    def add(self, tokens: Sequence[float], *, cost: float) -> None:
+        """Count a step, by the tokens that the nodes of each number were expected to bring together."""
         self.cost += cost
-        for chances in drafts:
-            for node, chance in enumerate(chances):
-                self.tokens[min(node, NUM_COMPARED - 1)] += chance
+        for node, of_node in enumerate(tokens):
+            self.tokens[node] += of_node
 
     def rate(self, num_sequences: float, came_true: Sequence[float]) -> float:
         """Tokens for the cost, where so much of what is promised comes true."""
@@ -315,13 +314,14 @@ class AdaptiveLength:
         account, drafting = self._account, self._draft_cost(step.num_sequences)
         account.num_sequences += step.num_sequences
         verified = [one[:length] for one, length in zip(chances, lengths, strict=True)]
-        account.chosen.add(verified, cost=self._cost_with(verified, step) + drafting)
+        account.chosen.add(_by_node(verified), cost=self._cost_with(sum(lengths), step) + drafting)
+        by_node, sizes = _by_node(chances), list(map(len, chances))
         for promised, length in zip(account.static, STATIC_LENGTHS, strict=True):
-            verified = [one[:length] for one in chances]
-            promised.add(verified, cost=self._cost_with(verified, step) + (drafting if length else 0.0))
+            num_drafted = sum([min(size, length) for size in sizes])
+            promised.add(by_node[:length], cost=self._cost_with(num_drafted, step) + (drafting if length else 0.0))
 
-    def _cost_with(self, drafts: Sequence[Sequence[float]], step: _Undrafted) -> float:
-        return self.costs.of_rows(step.num_rows + sum(map(len, drafts))) + step.beside
+    def _cost_with(self, num_drafted: int, step: _Undrafted) -> float:
+        return self.costs.of_rows(step.num_rows + num_drafted) + step.beside
 
     def report(self) -> SpeculationReport | None:
         """What the choices were worth; None before the costs are known.
@@ -340,6 +340,16 @@ class AdaptiveLength:
             best_static_length=STATIC_LENGTHS[best],
             regret=max(0.0, rates[best] / account.chosen.rate(account.num_sequences, came_true) - 1.0),
         )
+
+
+def _by_node(drafts: Sequence[Sequence[float]]) -> list[float]:
+    """The chances of drafts' nodes, summed over those with the same number; late ones count together."""
+    sums = [0.0] * NUM_COMPARED
+    for chances in drafts:
+        for node, chance in enumerate(chances[: NUM_COMPARED - 1]):
+            sums[node] += chance
+        sums[-1] += sum(chances[NUM_COMPARED - 1 :])
+    return sums
 
 
 def _more(num_sequences: int) -> int:
