@@ -187,7 +187,11 @@ def damaged(folder, method, **damage):
         ("eagle3", {"add": {"t2d": torch.ones(97, dtype=torch.bool)}}, "t2d: marks 97 tokens of the target, d2t 40"),
         ("eagle3", {"config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 9]}}, "got 9; must be from 0 to 3"),
         ("eagle3", {"config": {"target_hidden_size": 64}}, "is for a target of hidden_size 64, this one has 48"),
-        ("eagle3", {"config": {"target_hidden_size": None, "hidden_size": 64}}, "is for a target of hidden_size 64, this one has 48"),
+        (
+            "eagle3",
+            {"config": {"target_hidden_size": None, "hidden_size": 64}},
+            "is for a target of hidden_size 64, this one has 48",
+        ),
         ("eagle3", {"width": 40}, "'embed_tokens.weight' is missing, and the target's, of width 48"),
         ("eagle3", {"config": {"speculators_model_type": "eagle3"}}, "norm_before_residual is missing"),
         ("eagle3", {"config": {"num_hidden_layers": 2}}, "tensor 'layers.1"),

@@ -34,11 +34,12 @@ def test_no_other_choice_has_more_tokens_for_its_cost(survivals, num_prompt_rows
     control = AdaptiveLength(16)
     num_sequences = len(survivals)
     num_rows = num_sequences + num_prompt_rows
-    beside = control.costs.beside_rows(num_sequences, 100)
+    costs = control.costs
+    plain = costs.of_rows(num_sequences) + costs.beside_rows(num_sequences, 100)  # without the prompts
 
     def worth(lengths):
         tokens = num_sequences + sum(sum(one[:length]) for one, length in zip(survivals, lengths, strict=True))
-        return tokens / (control.costs.of_rows(num_rows + sum(lengths)) + beside)
+        return tokens / (plain + costs.of_rows(num_rows + sum(lengths)) - costs.of_rows(num_rows))
 
     chosen = control.choose(
         [draft_of(one) for one in survivals],
@@ -48,6 +49,19 @@ def test_no_other_choice_has_more_tokens_for_its_cost(survivals, num_prompt_rows
     )
     best = max(map(worth, product(*(range(len(one) + 1) for one in survivals))))
     assert worth(chosen) == pytest.approx(best, rel=1e-9)
+
+
+@given(st.lists(chances, min_size=1, max_size=4), st.integers(100, 300), st.integers(1, 300))
+def test_prompts_that_are_read_beside_them_make_no_drafts_longer(survivals, num_sequences, num_prompt_rows):
+    def number_of_nodes(num_rows):
+        control = AdaptiveLength(16)
+        drafts = [draft_of(one) for one in survivals]
+        return sum(control.choose(drafts, num_rows=num_rows, num_sequences=num_sequences, num_context_tokens=100))
+
+    costs = AdaptiveLength(16).costs
+    first, last = (costs.of_rows(num_rows + 1) - costs.of_rows(num_rows) for num_rows in (num_sequences, 600))
+    assert first == pytest.approx(last), "where each further row costs as much"
+    assert number_of_nodes(num_sequences + num_prompt_rows) == number_of_nodes(num_sequences)
 
 
 def simulate(control, *, rates, batch_size, row_seconds):

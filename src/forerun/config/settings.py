@@ -58,7 +58,8 @@ class EngineSettings:
     near-ties. cudagraph_capture_sizes: numbers of rows for which such a step
     is recorded as a CUDA graph; rows are padded up to the next, and a step with more than the last one is launched kernel by
     kernel, as all are with enforce_eager. None: 1 to 256, or to four rows for each of max_num_seqs, at most 1024, as far as
-    max_num_batched_tokens goes. kernel_table: a file of `forerun tune-kernels` for the GPU's kernels; None is the one in the cache folder that was made for this GPU and this version of triton, if there is one.
+    max_num_batched_tokens goes. kernel_table: a file of `forerun tune-kernels` for the GPU's kernels; None is the one in
+    the cache folder that was made for this GPU and this version of triton, if there is one.
 
     Raises:
         ConfigError: a value is out of range or the settings do not fit each other.

@@ -119,16 +119,20 @@ class _Undrafted(NamedTuple):
 
     num_rows: int
     num_sequences: int
-    beside: float  # cost that does not depend on the rows
+    beside: (
+        float  # cost that does not depend on the drafted rows, without that of prompts, whose rows are computed anyway
+    )
 
 
 class AdaptiveLength:
     """Chooses the verified part of each draft, under one budget of rows for the whole batch.
 
     A step with n drafted rows gives (sequences + the sum of the n best chances) tokens and costs what
-    `costs` says; n is where tokens over cost is highest (a greedy choice: TETRIS, arXiv 2502.15197, shows
-    that taking the likeliest nodes is best for a given n). Chances come from the drafters, or from the
-    fate of their drafts so far. Drafting itself is paid for, too: where it wastes time it pauses.
+    `costs` says, but for the prompts that it reads beside them: whatever is drafted, they are read, and a
+    token is worth the time that it takes elsewhere. n is where tokens over cost is highest (a greedy choice:
+    TETRIS, arXiv 2502.15197, shows that taking the likeliest nodes is best for a given n). Chances come from
+    the drafters, or from the fate of their drafts so far. Drafting itself is paid for, too: where it wastes
+    time it pauses.
 
     Args:
         num_speculative_tokens: the most nodes of any draft.
@@ -192,7 +196,9 @@ class AdaptiveLength:
         if not any(draft.token_ids for draft in drafts):
             return [0] * len(drafts)
         chances = [self._survival(draft) for draft in drafts]
-        step = _Undrafted(num_rows, num_sequences, self.costs.beside_rows(num_sequences, num_context_tokens))
+        of_prompts = self.costs.of_rows(num_rows) - self.costs.of_rows(num_sequences)
+        beside = self.costs.beside_rows(num_sequences, num_context_tokens) - of_prompts
+        step = _Undrafted(num_rows, num_sequences, beside)
         if len(drafts) == 1:
             return [self._choose_of_one(chances[0], step)]
         each = np.fromiter(map(len, chances), dtype=np.int64, count=len(chances))
