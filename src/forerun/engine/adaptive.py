@@ -115,13 +115,11 @@ class _Account:
 
 
 class _Undrafted(NamedTuple):
-    """A step without its drafts."""
+    """A step without its drafts; what its prompts cost is taken off `beside`, as they are read whatever is drafted."""
 
     num_rows: int
     num_sequences: int
-    beside: (
-        float  # cost that does not depend on the drafted rows, without that of prompts, whose rows are computed anyway
-    )
+    beside: float  # cost that does not depend on the rows
 
 
 class AdaptiveLength:

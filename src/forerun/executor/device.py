@@ -41,7 +41,7 @@ from forerun.executor.device_part import (
 from forerun.executor.device_results import unpack
 from forerun.executor.device_slots import DeviceSlots, check_device_rules
 from forerun.executor.host_copies import LateCopy, StepSpan, free_bytes, to_device
-from forerun.executor.local import LocalExecutor, PreparedStep, SequenceState
+from forerun.executor.local import LocalExecutor, PreparedStep, SequenceState, is_planned_again
 from forerun.executor.row_masks import JudgedSequence, RowMasks, row_masks
 from forerun.executor.step_graphs import Recorder, StepBuffers, StepGraphs
 from forerun.ops.cuda.table import StepRows, Verdicts
@@ -203,9 +203,8 @@ class DeviceExecutor(LocalExecutor):
                 return True
             if planned.seq_id in is_ahead and not self.slots.has_text(state.sequence):
                 return True  # the text is to be written again, and not all of it is known
-            num_tokens = planned.start + planned.num_tail
-            if planned.reaches_end and not planned.is_pending and num_tokens != len(state.sequence):
-                return True  # the engine never got the result of a step that was interrupted
+            if is_planned_again(planned, state):
+                return True
         return False
 
     def _launch(self, plan: StepPlan, states: list[SequenceState], step: PreparedStep | None, started: float) -> Launch:
@@ -472,4 +471,4 @@ def _is_as_planned(planned: PlannedSequence, state: SequenceState) -> bool:
         return False
     if planned.is_pending:
         return planned.start == state.num_computed and not state.has_ended
-    return not planned.reaches_end or planned.start + planned.num_tail == len(state.sequence)
+    return not is_planned_again(planned, state)

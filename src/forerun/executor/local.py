@@ -327,10 +327,8 @@ class LocalExecutor:
         drafts: list[Draft] = []
         for planned, state in zip(plan.sequences, known, strict=True):
             draft = state.draft.first(planned.num_draft) if planned.num_draft else NO_DRAFT
-            num_tokens = planned.start + planned.num_tail
-            if planned.reaches_end and not planned.is_pending and num_tokens != len(state.sequence):
-                # the engine never got the result of a step that was interrupted
-                state, draft, is_as_planned = self._rewind(state, num_tokens), NO_DRAFT, False
+            if is_planned_again(planned, state):
+                state, draft, is_as_planned = self._rewind(state, planned.start + planned.num_tail), NO_DRAFT, False
             states.append(state)
             drafts.append(draft)
         if is_as_planned:
@@ -526,6 +524,12 @@ def _num_candidates(model: TargetModel, drafter: Drafter) -> int:
             f"drafter {type(drafter).__name__}: num_candidates is {wanted}; may be from 0 to {MOST_CANDIDATES}"
         )
     return min(max(wanted, 1 if model.finds_candidates else 0), model.vocab_size)
+
+
+def is_planned_again(planned: PlannedSequence, state: SequenceState) -> bool:
+    """Whether the engine never got the result of a step, which was interrupted, and plans from the text as it was before."""
+    num_tokens = planned.start + planned.num_tail
+    return planned.reaches_end and not planned.is_pending and num_tokens != len(state.sequence)
 
 
 def _settled(planned: PlannedSequence, state: SequenceState, draft: Draft) -> PlannedSequence:

@@ -25,7 +25,7 @@ QUESTION_TEMPERATURE = 0.8  # at 1 a small model asks nonsense, and seldom comes
 
 
 NUM_AT_ONCE = {"cpu": 128, "cuda": 256}
-"""Conversations: more would not be written sooner, since one process plans so many sequences in the time that a GPU computes them."""
+"""Conversations: with so many a GPU waits for the host, which plans each of them in each step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
