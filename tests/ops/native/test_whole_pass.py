@@ -18,18 +18,21 @@ from tests.ops.native.passes import CPU, random_batch, source
 NUM_CANDIDATES = 3
 
 
-def random_pass(decoder, seed, *, features=frozenset()):
-    """A pass over random tokens of prompts, chains and trees, some of whose rows are judged."""
+LENGTHS = [(0, 20), (37, 1), (270, 5), (8, 9)]
+"""Context and rows of the sequences of a pass; rows 0 to 19 are a prompt's, 20 another text's."""
+
+
+def random_pass(decoder, seed, *, features=frozenset(), judged=None):
+    """A pass over random tokens of prompts, chains and trees; `judged` rows, or some, have logits."""
     rng = source(seed)
-    lengths = [(0, 20), (37, 1), (270, 5), (8, 9)]
-    batch, num_blocks = random_batch(rng, lengths, block_size=16)
+    batch, num_blocks = random_batch(rng, LENGTHS, block_size=16)
     num_rows = len(batch.positions)
     generator = torch.Generator().manual_seed(seed)
-    judged = sorted(rng.sample(range(num_rows), 17))
+    judged = sorted(rng.sample(range(num_rows), 17)) if judged is None else judged
     batch = replace(
         batch,
         token_ids=torch.randint(3, decoder.vocab_size, [num_rows], generator=generator),
-        logits_rows=torch.tensor(judged),
+        logits_rows=torch.tensor(judged, dtype=torch.int64),
         num_candidates=NUM_CANDIDATES,
         features=features,
     )
@@ -60,6 +63,23 @@ def test_a_pass_in_one_call_has_the_bits_of_its_parts(kernels, variant, weight_f
     decoder._whole = None
     for one, expected in zip(found, run(kernels, decoder, batch, num_blocks), strict=True):
         assert torch.equal(one, expected)
+
+
+@every_level
+@pytest.mark.parametrize("weight_format", [FP32, BF16_CODED], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    "judged", [[19, 20, 22, 26, 34], [20], [0, 25, 30, 33], []], ids=["each", "one", "between", "none"]
+)
+def test_rows_without_logits_change_no_bit_of_the_others_and_leave_their_keys(kernels, judged, variant, weight_format):
+    decoder = native_decoder(kernels, variant, weight_format=weight_format)
+    for seed in range(3):  # other sequences are trees
+        batch, num_blocks = random_pass(decoder, seed, features=frozenset({"hidden.0"}), judged=judged)
+        found = run(kernels, decoder, batch, num_blocks)
+        one_by_one = native_decoder(kernels, variant, weight_format=weight_format)
+        one_by_one._whole = None
+        for one, expected in zip(found, run(kernels, one_by_one, batch, num_blocks), strict=True):
+            assert torch.equal(one, expected)
 
 
 @every_level

@@ -63,9 +63,12 @@ struct DraftText {
 
 // What a call of `ChainCall` keeps between its passes.
 struct ChainSpace {
-    Buffer<float> hidden, outputs, normed, logits;
+    Buffer<float> hidden, between, normed, logits;
+    Buffer<float> outputs;  // of each chain's last row
     SamplingScratch sampling;
     RotatedRows rotated;
+    JudgedRows judged;
+    std::vector<int64_t> last_rows;  // of each chain
     std::vector<int64_t> slots, token_ids, positions;
     std::vector<Sequence> sequences;
     std::vector<int64_t> growing;  // texts whose chains go on
@@ -179,25 +182,33 @@ class ChainCall {
             head_.embedding.read(own_.token_ids[row], beside_, embedded_, hidden + row * both());
     }
 
+    // Of a text's unread tokens only the last one's output is needed, of those before it keys and values.
     void compute() {
         const Pass pass{num_rows(), own_.slots.data(), static_cast<int64_t>(own_.sequences.size()), own_.sequences.data(),
                         block_size_};
         const Rotation* rotations = own_.rotated.look_up(tables_, num_tables_, own_.positions.data(), num_rows());
-        float* out = Workspace::grown(own_.outputs, num_rows() * width_);
-        for (int64_t i = 0; i < head_.num_layers; ++i)
-            LayerCall<Stored>(team_, space_, *head_.layers[i], pass, rotations[head_.rotation_of[i]],
+        own_.last_rows.clear();
+        for (const Sequence& sequence : own_.sequences) own_.last_rows.push_back(sequence.first_row + sequence.num_rows - 1);
+        const auto num_chains = static_cast<int64_t>(own_.last_rows.size());
+        const WantedRows all = WantedRows::all(pass), last = own_.judged.find(pass, own_.last_rows.data(), num_chains);
+        float* between = Workspace::grown(own_.between, head_.num_layers > 1 ? num_rows() * width_ : 0);
+        float* out = Workspace::grown(own_.outputs, num_chains * width_);
+        for (int64_t i = 0; i < head_.num_layers; ++i) {
+            const bool is_last = i + 1 == head_.num_layers;
+            LayerCall<Stored>(team_, space_, *head_.layers[i], pass, is_last ? last : all, rotations[head_.rotation_of[i]],
                               static_cast<Stored*>(keys_[i]), static_cast<Stored*>(values_[i]),
-                              i ? out : own_.hidden.data(), out)
+                              i ? between : own_.hidden.data(), is_last ? out : between)
                 .run();
+        }
     }
 
-    // The next token of each growing chain, its runners-up and its margin, by the outputs at its last row.
+    // The next token of each growing chain, its runners-up and its margin, by the output of its last row.
     void choose(int64_t depth, int64_t* drafted, int64_t stride, float* margins, int64_t most_drafted) {
         const auto num_chains = static_cast<int64_t>(own_.growing.size());
         float* normed = Workspace::grown(own_.normed, num_chains * width_);
         bool is_race = false;
         for (int64_t chain = 0; chain < num_chains; ++chain) {
-            norm_row(own_.outputs.data() + last_row(chain) * width_, head_.output_norm, head_.norm_eps, width_,
+            norm_row(own_.outputs.data() + chain * width_, head_.output_norm, head_.norm_eps, width_,
                      normed + chain * width_);
             is_race |= texts_[own_.growing[chain]].settings != nullptr;
         }
@@ -241,7 +252,7 @@ class ChainCall {
             .draw(num_places_, ids, &largest);
     }
 
-    // Leaves out the chains that have ended, and notes which row's state each other one goes on from.
+    // Leaves out the chains that have ended, and notes whose state each other one goes on from.
     void keep_growing(int64_t length, const int64_t* drafted, int64_t stride) {
         state_rows_.clear();
         size_t kept = 0;
@@ -249,7 +260,7 @@ class ChainCall {
             const int64_t text = own_.growing[chain];
             if (texts_[text].num_drafted <= length || drafted[text * stride + (length - 1) * num_places_] < 0) continue;
             if (own_.chances[text] < texts_[text].least_chance) continue;
-            state_rows_.push_back(head_.feeds_normed ? static_cast<int64_t>(chain) : last_row(static_cast<int64_t>(chain)));
+            state_rows_.push_back(static_cast<int64_t>(chain));
             own_.growing[kept++] = text;
         }
         own_.growing.resize(kept);
@@ -257,7 +268,6 @@ class ChainCall {
 
     int64_t num_rows() const { return static_cast<int64_t>(own_.slots.size()); }
     int64_t both() const { return beside_ + width_; }
-    int64_t last_row(int64_t chain) const { return own_.sequences[chain].first_row + own_.sequences[chain].num_rows - 1; }
 
     Team& team_;
     Workspace& space_;
@@ -272,7 +282,7 @@ class ChainCall {
     void* const* values_;
     const int64_t width_, beside_;
     int num_places_ = 1;
-    std::vector<int64_t> state_rows_;  // of each growing chain: where its last state is
+    std::vector<int64_t> state_rows_;  // of each growing chain: where its state is among those of the pass before
     Buffer<float> embedded_;
 };
 

@@ -259,6 +259,10 @@ inline void check_decoder(const Decoder& decoder, int32_t storage, const Rotatio
 inline void check_decoder_rows(const Decoder& decoder, const Pass& pass, const DecoderRows& rows, const RotationTable* tables,
                                int64_t num_tables) {
     require(is_size(rows.num_judged), "the number of rows with logits is out of range");
+    int64_t end = 0;
+    for (int64_t i = 0; i < pass.num_sequences; end += pass.sequences[i++].num_rows)
+        require(pass.sequences[i].first_row == end, "the sequences' rows do not lie one after the other");
+    require(end == pass.num_rows, "a row is no sequence's");
     for (int64_t row = 0; row < pass.num_rows; ++row) {
         require(rows.token_ids[row] >= 0 && rows.token_ids[row] < decoder.embedding.num_tokens, "a token has no embedding");
         for (int64_t t = 0; t < num_tables; ++t)

@@ -46,14 +46,42 @@ struct LayerStack {
     // Computes them on the rows of `hidden`, as wide as the first layer reads them, to `out` [rows, width].
     template <class Stored>
     void run(Team& team, Workspace& space, const Pass& pass, const Rotation* rotations, const float* hidden, float* out) const {
-        for (int64_t i = 0; i <= num_layers; ++i) {
-            const float* rows = i ? out : hidden;
-            if (num_layers && kept && kept[i]) keep_rows(team, pass, rows, layers[0]->width, static_cast<Stored*>(kept[i]));
-            if (i == num_layers) break;
-            LayerCall<Stored>(team, space, *layers[i], pass, rotations[rotation_of[i]], static_cast<Stored*>(keys[i]),
-                              static_cast<Stored*>(values[i]), rows, out)
-                .run();
-        }
+        run_first<Stored>(num_layers, team, space, pass, rotations, hidden, out);
+        if (num_layers) keep<Stored>(num_layers, team, pass, out);
+    }
+
+    // The same, but of the last layer only the wanted rows, to `last` [wanted rows, width], another memory than `out`, which is only
+    // scratch then. Nothing is kept behind the last layer.
+    template <class Stored>
+    void run_until_wanted(Team& team, Workspace& space, const Pass& pass, const WantedRows& wanted, const Rotation* rotations,
+                          const float* hidden, float* out, float* last) const {
+        run_first<Stored>(num_layers - 1, team, space, pass, rotations, hidden, out);
+        run_layer<Stored>(num_layers - 1, team, space, pass, wanted, rotations, num_layers > 1 ? out : hidden, last);
+    }
+
+    bool keeps_last() const { return kept && kept[num_layers]; }
+
+  private:
+    template <class Stored>
+    void run_first(int64_t count, Team& team, Workspace& space, const Pass& pass, const Rotation* rotations,
+                   const float* hidden, float* out) const {
+        for (int64_t i = 0; i < count; ++i)
+            run_layer<Stored>(i, team, space, pass, WantedRows::all(pass), rotations, i ? out : hidden, out);
+    }
+
+    template <class Stored>
+    void run_layer(int64_t i, Team& team, Workspace& space, const Pass& pass, const WantedRows& wanted,
+                   const Rotation* rotations, const float* rows, float* out) const {
+        keep<Stored>(i, team, pass, rows);
+        LayerCall<Stored>(team, space, *layers[i], pass, wanted, rotations[rotation_of[i]], static_cast<Stored*>(keys[i]),
+                          static_cast<Stored*>(values[i]), rows, out)
+            .run();
+    }
+
+    // Keeps the residual stream before layer i, where that is wanted.
+    template <class Stored>
+    void keep(int64_t i, Team& team, const Pass& pass, const float* rows) const {
+        if (kept && kept[i]) keep_rows(team, pass, rows, layers[0]->width, static_cast<Stored*>(kept[i]));
     }
 };
 
@@ -91,8 +119,9 @@ struct Decoder {
 
 // What a decoder's pass keeps until it ends.
 struct DecoderSpace {
-    Buffer<float> embedded, hidden, outputs, normed;
+    Buffer<float> embedded, hidden, outputs, last, normed;
     RotatedRows rotated;
+    JudgedRows judged;
 };
 
 // The rows of a pass: their tokens and positions, and those whose logits are wanted.
@@ -114,11 +143,21 @@ const CandidateList* decode(Team& team, Workspace& space, DecoderSpace& own, con
         decoder.embedding.read(rows.token_ids[row], width, own.embedded, hidden + row * width);
     const Rotation* rotations = own.rotated.look_up(tables, num_tables, rows.positions, pass.num_rows);
     float* out = Workspace::grown(own.outputs, pass.num_rows * width);
-    stack.run<Stored>(team, space, pass, rotations, hidden, out);
+    // Of a prompt's rows most have no logits: behind the last layer's keys and values nothing of them is needed.
+    const WantedRows wanted =
+        stack.keeps_last() ? WantedRows::all(pass) : own.judged.find(pass, rows.judged, rows.num_judged);
+    if (wanted.places) {
+        float* last = Workspace::grown(own.last, wanted.pass.num_rows * width);
+        stack.run_until_wanted<Stored>(team, space, pass, wanted, rotations, hidden, out, last);
+        out = last;
+    } else {
+        stack.run<Stored>(team, space, pass, rotations, hidden, out);
+    }
     float* normed = Workspace::grown(own.normed, rows.num_judged * width);
     share_rows(team, rows.num_judged, [&](int64_t first, int64_t last) {
         for (int64_t i = first; i < last; ++i)
-            norm_row(out + rows.judged[i] * width, decoder.output_norm, decoder.norm_eps, width, normed + i * width);
+            norm_row(out + wanted.place_of(rows.judged[i]) * width, decoder.output_norm, decoder.norm_eps, width,
+                     normed + i * width);
     });
     const void* inputs = rows_for(space, *decoder.vocabulary, normed, rows.num_judged, width);
     return multiply_and_choose(team, space, *decoder.vocabulary, inputs, rows.num_judged, decoder.num_outputs, decoder.finished,

@@ -128,23 +128,76 @@ void attend_items(const Pass& pass, const AttentionShape& shape, const Stored* q
     attend_by(AttentionBlock<Stored>(pass, shape, query, key, value, scratch, out_width));
 }
 
+// The rows of a pass whose residual stream is wanted behind a layer, as a pass of their own: of all others the layer computes only
+// keys and values.
+struct WantedRows {
+    Pass pass;
+    const int64_t* places;  // of each row of the whole pass among these, or -1; null: all are wanted
+
+    int64_t place_of(int64_t row) const { return places ? places[row] : row; }
+
+    static WantedRows all(const Pass& pass) { return {pass, nullptr}; }
+};
+
+// Finds the rows that are wanted behind a pass's last layer: of each sequence those from the first judged one on, be it a prompt's
+// last or the root of a tree.
+class JudgedRows {
+  public:
+    // What it returns refers to this object and to the pass.
+    WantedRows find(const Pass& pass, const int64_t* judged, int64_t num_judged) {
+        places_.assign(pass.num_rows, kNone);
+        for (int64_t i = 0; i < num_judged; ++i) places_[judged[i]] = kJudged;
+        sequences_.clear();
+        slots_.clear();
+        for (int64_t s = 0; s < pass.num_sequences; ++s) {
+            Sequence rest = pass.sequences[s];
+            const int64_t end = rest.first_row + rest.num_rows;
+            int64_t first = rest.first_row;
+            while (first < end && places_[first] == kNone) ++first;
+            if (first == end) continue;
+            const int64_t num_before = first - rest.first_row;
+            rest.first_row = num_rows();
+            rest.num_context += num_before;
+            rest.num_rows -= num_before;
+            if (rest.tree_mask) rest.tree_mask += num_before * rest.mask_width;
+            sequences_.push_back(rest);
+            for (int64_t row = first; row < end; ++row) {
+                places_[row] = num_rows();
+                slots_.push_back(pass.slots[row]);
+            }
+        }
+        if (num_rows() == pass.num_rows) return WantedRows::all(pass);
+        const auto num_sequences = static_cast<int64_t>(sequences_.size());
+        return {{num_rows(), slots_.data(), num_sequences, sequences_.data(), pass.block_size}, places_.data()};
+    }
+
+  private:
+    static constexpr int64_t kNone = -1, kJudged = 0;
+
+    int64_t num_rows() const { return static_cast<int64_t>(slots_.size()); }
+
+    std::vector<int64_t> places_, slots_;
+    std::vector<Sequence> sequences_;
+};
+
 template <class Stored>
 class LayerCall {
   public:
-    // hidden [rows, beside_width + width], out [rows, width], which may be the same where nothing is beside
-    LayerCall(Team& team, Workspace& space, const Layer& layer, const Pass& pass, const Rotation& rotation, Stored* key,
-              Stored* value, const float* hidden, float* out)
-        : team_(team), layer_(layer), pass_(pass), rotation_(rotation), key_(key), value_(value), hidden_(hidden),
-          out_(out), space_(space) {
-        const int64_t rows = pass.num_rows;
+    // hidden [rows, beside_width + width], out [wanted rows, width], which may be the same where nothing is beside and all rows
+    // are wanted
+    LayerCall(Team& team, Workspace& space, const Layer& layer, const Pass& pass, const WantedRows& wanted,
+              const Rotation& rotation, Stored* key, Stored* value, const float* hidden, float* out)
+        : team_(team), layer_(layer), pass_(pass), wanted_(wanted), rotation_(rotation), key_(key), value_(value),
+          hidden_(hidden), out_(out), space_(space) {
+        const int64_t rows = pass.num_rows, last_rows = wanted.pass.num_rows;
         inputs_ = Workspace::grown<Stored>(space.inputs, rows * layer.qkv.inputs);
-        queries_ = Workspace::grown<Stored>(space.queries, rows * query_width());
-        attended_ = Workspace::grown<Stored>(space.attended, rows * layer.output.inputs);
-        activated_ = Workspace::grown<Stored>(space.activated, rows * layer.down.inputs);
+        queries_ = Workspace::grown<Stored>(space.queries, last_rows * query_width());
+        attended_ = Workspace::grown<Stored>(space.attended, last_rows * layer.output.inputs);
+        activated_ = Workspace::grown<Stored>(space.activated, last_rows * layer.down.inputs);
         qkv_ = Workspace::grown(space.qkv, rows * layer.qkv.outputs);
-        if (layer.attention_out || layer.mlp_out) update_ = Workspace::grown(space.update, rows * layer.width);
+        if (layer.attention_out || layer.mlp_out) update_ = Workspace::grown(space.update, last_rows * layer.width);
         for (const Weight* weight : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down}) space.grow_scratch(*weight, rows);
-        plan_attention(pass, layer.attention, all_items(layer.attention), space.attention, space.items);
+        plan_attention(wanted.pass, layer.attention, all_items(layer.attention), space.attention, space.items);
     }
 
     void run() {
@@ -153,21 +206,23 @@ class LayerCall {
 
   private:
     void compute(int member) {
+        const int64_t last_rows = wanted_.pass.num_rows;
         if (layer_.beside_width)
             normalise_both(member);
         else
-            normalise(member, hidden_, layer_.attention_in);
-        project(member, layer_.qkv, inputs_, [&](int64_t row, int64_t output, F16 first, F16 second) {
+            normalise(member, hidden_, pass_.num_rows, layer_.attention_in);
+        project(member, layer_.qkv, inputs_, pass_.num_rows, [&](int64_t row, int64_t output, F16 first, F16 second) {
             store(qkv_ + row * layer_.qkv.outputs + output, first);
             store(qkv_ + row * layer_.qkv.outputs + output + kLanes, second);
         });
         write_heads(member);
-        attend_items<Stored>(pass_, layer_.attention, queries_, key_, value_, space_.items, next_item_,
+        if (!last_rows) return;
+        attend_items<Stored>(wanted_.pass, layer_.attention, queries_, key_, value_, space_.items, next_item_,
                              space_.attention[member], attended_, layer_.output.inputs);
         team_.barrier();
-        add_projection(member, layer_.output, attended_, layer_.beside_width ? out_ : hidden_, layer_.attention_out);
-        normalise(member, out_, layer_.mlp_in);
-        project(member, layer_.gate_up, inputs_, [&](int64_t row, int64_t output, F16 gate, F16 up) {
+        add_projection(member, layer_.output, attended_, starts_in_out() ? out_ : hidden_, layer_.attention_out);
+        normalise(member, out_, last_rows, layer_.mlp_in);
+        project(member, layer_.gate_up, inputs_, last_rows, [&](int64_t row, int64_t output, F16 gate, F16 up) {
             store_part(activated_, row, layer_.down.inputs, output / 2, activate(gate, layer_.activation) * up);
         });
         add_projection(member, layer_.down, activated_, out_, layer_.mlp_out);
@@ -175,15 +230,18 @@ class LayerCall {
 
     int64_t query_width() const { return static_cast<int64_t>(layer_.attention.num_heads) * layer_.attention.key_dim; }
 
+    // Whether the residual stream of the wanted rows is in `out` before attention adds to it, not in `hidden`.
+    bool starts_in_out() const { return layer_.beside_width || wanted_.places; }
+
     // inputs = norm(rows)
-    void normalise(int member, const float* rows, const float* weight) {
-        const int64_t width = layer_.width, last = team_.share(pass_.num_rows, member + 1);
-        for (int64_t row = team_.share(pass_.num_rows, member); row < last; ++row)
+    void normalise(int member, const float* rows, int64_t num_rows, const float* weight) {
+        const int64_t width = layer_.width, last = team_.share(num_rows, member + 1);
+        for (int64_t row = team_.share(num_rows, member); row < last; ++row)
             norm_row(rows + row * width, weight, layer_.norm_eps, width, inputs_ + row * width);
         team_.barrier();
     }
 
-    // inputs = [norm(beside), norm(stream)] of each row; out is what the residual stream starts from
+    // inputs = [norm(beside), norm(stream)] of each row; out is what the residual stream of those that are wanted starts from
     void normalise_both(int member) {
         const int64_t beside = layer_.beside_width, width = layer_.width, both = beside + width;
         const int64_t last = team_.share(pass_.num_rows, member + 1);
@@ -191,35 +249,37 @@ class LayerCall {
             const float* stream = hidden_ + row * both + beside;
             norm_row(hidden_ + row * both, layer_.beside_in, layer_.norm_eps, beside, inputs_ + row * both);
             norm_row(stream, layer_.attention_in, layer_.norm_eps, width, inputs_ + row * both + beside);
-            norm_row(stream, layer_.starts_normed ? layer_.attention_in : nullptr, layer_.norm_eps, width, out_ + row * width);
+            const int64_t place = wanted_.place_of(row);
+            if (place < 0) continue;
+            norm_row(stream, layer_.starts_normed ? layer_.attention_in : nullptr, layer_.norm_eps, width, out_ + place * width);
         }
         team_.barrier();
     }
 
     template <class Finish>
-    void project(int member, const Weight& weight, const Stored* rows, const Finish& finish) {
-        multiply(weight, rows, pass_.num_rows, team_.share(weight.tiles(), member), team_.share(weight.tiles(), member + 1),
+    void project(int member, const Weight& weight, const Stored* rows, int64_t num_rows, const Finish& finish) {
+        multiply(weight, rows, num_rows, team_.share(weight.tiles(), member), team_.share(weight.tiles(), member + 1),
                  space_.scratch_of(member), finish);
         team_.barrier();
     }
 
     // out = base + norm(weight x rows); `base` may be out itself.
     void add_projection(int member, const Weight& weight, const Stored* rows, const float* base, const float* norm) {
-        const int64_t width = layer_.width;
+        const int64_t width = layer_.width, num_rows = wanted_.pass.num_rows;
         const F16 scale = splat(layer_.residual_scale);
         if (!norm) {
-            project(member, weight, rows, [&](int64_t row, int64_t output, F16 first, F16 second) {
+            project(member, weight, rows, num_rows, [&](int64_t row, int64_t output, F16 first, F16 second) {
                 add_part(base, row, output, first * scale);
                 add_part(base, row, output + kLanes, second * scale);
             });
             return;
         }
-        project(member, weight, rows, [&](int64_t row, int64_t output, F16 first, F16 second) {
+        project(member, weight, rows, num_rows, [&](int64_t row, int64_t output, F16 first, F16 second) {
             store_part(update_, row, width, output, first);
             store_part(update_, row, width, output + kLanes, second);
         });
-        const int64_t last = team_.share(pass_.num_rows, member + 1);
-        for (int64_t row = team_.share(pass_.num_rows, member); row < last; ++row) {
+        const int64_t last = team_.share(num_rows, member + 1);
+        for (int64_t row = team_.share(num_rows, member); row < last; ++row) {
             float* update = update_ + row * width;
             norm_row(update, norm, layer_.norm_eps, width, update);
             for (int64_t i = 0; i < width; i += kLanes)
@@ -244,7 +304,8 @@ class LayerCall {
         if (lanes) store_first(out_ + place, load_first(base + place, lanes) + values, lanes);
     }
 
-    // Queries go to a buffer, keys and values to the cache.
+    // Queries go to a buffer, keys and values to the cache; where not all rows are wanted, the residual stream of those that are
+    // goes to `out`.
     void write_heads(int member) {
         const AttentionShape& shape = layer_.attention;
         const int64_t last = team_.share(2 * pass_.num_rows, member + 1);
@@ -255,8 +316,11 @@ class LayerCall {
             const int64_t key_width = static_cast<int64_t>(shape.num_kv_heads) * shape.key_dim;
             const int64_t value_width = static_cast<int64_t>(shape.num_kv_heads) * shape.value_dim;
             if (unit % 2 == 0) {
+                const int64_t place = wanted_.place_of(row), width = layer_.width;
+                if (place < 0) continue;
+                if (wanted_.places && !layer_.beside_width) std::copy_n(hidden_ + row * width, width, out_ + place * width);
                 finish_heads(query, shape.num_heads, shape.key_dim, layer_.query_norm, layer_.query_norm_width,
-                             layer_.norm_eps, rotation_, row, queries_ + row * query_width());
+                             layer_.norm_eps, rotation_, row, queries_ + place * query_width());
             } else {
                 finish_heads(key, shape.num_kv_heads, shape.key_dim, layer_.key_norm, layer_.key_norm_width,
                              layer_.norm_eps, rotation_, row, key_ + pass_.slots[row] * key_width);
@@ -269,6 +333,7 @@ class LayerCall {
     Team& team_;
     const Layer& layer_;
     const Pass& pass_;
+    const WantedRows& wanted_;
     const Rotation& rotation_;
     Stored* key_;
     Stored* value_;
