@@ -5,7 +5,7 @@ python -m benchmarks.simulation_accuracy report FOLDER [--json FILE]
 
 FOLDER keeps the profile and each run as soon as it is measured; called again, the command goes on where it was, and
 measures runs again that other programs disturbed. The profile takes about four minutes, a round as long. Runs are
-short and come in rounds, each with servers of its own, as the machine's speed drifts. Three of each configuration with the
+short and come in rounds, each with a new server for each configuration, one after the other, as the machine's speed drifts. Three of each configuration with the
 profile's own prompts are no test: what its server takes of the engine's time, for each request, step and chunk, is
 fitted to them. Rates are shares of what the simulator says that the configuration can serve; one load comes in clumps.
 Between runs the machine's speed is probed, by prompts and steps of plain decoding in a process of their own, and the
@@ -34,10 +34,10 @@ from benchmarks.simulation_accuracy.comparison import GOALS, Compared, ServedRun
 from benchmarks.simulation_accuracy.prompts import KINDS, mixed_prompts, prompts_by_kind
 from benchmarks.simulation_accuracy.runs import (
     NUM_WARMUPS,
+    LoadedServer,
     MachineProbe,
     MachineSpeed,
     RealRun,
-    Servers,
     Serving,
     is_disturbed,
 )
@@ -54,6 +54,7 @@ from forerun.models.base import LoadedTarget
 from forerun.models.store import resolve_model
 from forerun.models.tokenizer import Tokenizer, load_tokenizer
 from forerun.ops.native.library import load_kernels
+from forerun.ops.native.threads import release_cores
 from forerun.plan.profile import Profile, write_json
 from forerun.plan.simulation.profiled import PLAIN, profiled_engine
 from forerun.plan.simulation.requests import SimulatedRequest
@@ -126,6 +127,7 @@ def _run(arguments: argparse.Namespace) -> int:
     kernels = load_kernels() if device.type == "cpu" else None
     memory = BandwidthProbe(Stopwatch(device), read=kernels.read if kernels else read_by_torch)
     probe = MachineProbe(SpeedProbe(target, settings, profile), memory)
+    release_cores()  # those that the probe's threads are bound to: it computes nothing while a server does
     rates = _rates(profile, folder / "rates.json", probe, arguments.max_tokens)
     print(", ".join(f"{name}: {rate:.2f} requests per second" for name, rate in rates.items()), file=sys.stderr)
     options = Serving(model=arguments.model, configs=CONFIGS, **LIMITS)
@@ -136,26 +138,31 @@ def _run(arguments: argparse.Namespace) -> int:
         if not runs or time.monotonic() >= end:
             num_left += len(runs)
             continue
-        with Servers(options, sorted({run.config for run in runs})) as servers:
-            speed = probe.measure()
-            for run in runs:
-                if time.monotonic() >= end:
-                    num_left += 1
-                    continue
-                speed, is_good = _measure(run, servers, speed, probe, arguments)
-                num_left += not is_good
+        for config in dict.fromkeys(run.config for run in runs):
+            of_config = [run for run in runs if run.config == config]
+            if time.monotonic() >= end:
+                num_left += len(of_config)
+                continue
+            with LoadedServer.of(options, config) as server:
+                speed = probe.settled()
+                for run in of_config:
+                    if time.monotonic() >= end:
+                        num_left += 1
+                        continue
+                    speed, is_good = _measure(run, server, speed, probe, arguments)
+                    num_left += not is_good
     if num_left:
         print(f"{num_left} run(s) are still to be measured: give the same command again", file=sys.stderr)
     return STILL_TO_DO if num_left else 0
 
 
 def _measure(
-    run: RealRun, servers: Servers, before: MachineSpeed, probe: MachineProbe, arguments: argparse.Namespace
+    run: RealRun, server: LoadedServer, before: MachineSpeed, probe: MachineProbe, arguments: argparse.Namespace
 ) -> tuple[MachineSpeed, bool]:
     """Measure and keep a run; the machine's speed after it, and whether other programs left it alone."""
     print(f"{run.name}: {run.num_requests} requests at {run.rate:.2f} per second", file=sys.stderr)
     prompts = prompts_of(run.load, run.round, run.num_requests + NUM_WARMUPS)
-    record, after = servers.measure(run, prompts, max_tokens=arguments.max_tokens, before=before, probe=probe)
+    record, after = server.measure(run, prompts, max_tokens=arguments.max_tokens, before=before, probe=probe)
     write_json(_file(run, arguments.folder), record)
     disturbed = is_disturbed(record, arguments.most_others)
     if disturbed:
@@ -200,7 +207,7 @@ def _profile(target: LoadedTarget, settings: EngineSettings, folder: Path, *, qu
 
 
 def _runs_of_round(number: int, rates: Mapping[str, float], arguments: argparse.Namespace) -> list[RealRun]:
-    """The runs of a round: all loads, and for each load all configurations in turn."""
+    """The runs of a round, those of one configuration after those of another, which begins in turn."""
     seconds = arguments.seconds / 2 if arguments.quick else arguments.seconds
     loads = [one for one in arguments.loads if not arguments.quick or one in QUICK_LOADS]
 
@@ -216,10 +223,10 @@ def _runs_of_round(number: int, rates: Mapping[str, float], arguments: argparse.
             num_requests=min(max(round(rate * seconds), FEWEST), MOST),
         )
 
-    return [
-        *(run(config, load, share) for load, share in CALIBRATIONS.items() for config in arguments.configs),
-        *(run(config, load, LOADS[load]) for load in loads for config in arguments.configs),
-    ]
+    first = number % len(arguments.configs)
+    shares = CALIBRATIONS | {load: LOADS[load] for load in loads}
+    configs = [*arguments.configs[first:], *arguments.configs[:first]]
+    return [run(config, load, share) for config in configs for load, share in shares.items()]
 
 
 def prompts_of(load: str, round_number: int, count: int) -> list[str]:
@@ -321,12 +328,9 @@ def _served(run: dict[str, Any], tokenizer: Tokenizer, profile: Profile, speed: 
 
 def _drift(records: Sequence[Mapping[str, Any]]) -> float:
     """By how much the probed slowness changed from before a run to after it, on average over both parts and all runs."""
-    changes = [
-        abs(math.log(after[part] / before[part]))
-        for before, after in (one["slowness"] for one in records)
-        for part in before
-    ]
-    return fmean(changes)
+    return fmean(
+        Slowness(**after).change_since(Slowness(**before)) for before, after in (one["slowness"] for one in records)
+    )
 
 
 def _show(compared: list[Compared], console: Console) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +17,8 @@ from benchmarks.simulation_accuracy.speed import Slowness, SpeedProbe
 from forerun.bench.instruments import BandwidthProbe
 
 NUM_WARMUPS = 3
+SETTLED = 0.1  # between two probes, before a server's first run
+MOST_PROBES = 5  # until then
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,35 +82,38 @@ class MachineProbe:
         """The machine's speed now."""
         return MachineSpeed(self._speed.measure(), self._memory.measure())
 
+    def settled(self) -> MachineSpeed:
+        """The machine's speed once it is about the same twice: a server that has just started still warms up."""
+        now = self.measure()
+        for _ in range(MOST_PROBES - 1):
+            before, now = now, self.measure()
+            if now.slowness.change_since(before.slowness) <= SETTLED:
+                break
+        return now
 
-class Servers:
-    """A server for each configuration, all at once: those that nobody asks anything wait."""
 
-    def __init__(self, options: Serving, configs: Sequence[str]) -> None:
-        self._options = options
-        self._configs = configs
-        self._stack = ExitStack()
-        self._running: dict[str, RunningServer] = {}
+@dataclass(frozen=True, slots=True)
+class LoadedServer:
+    """A server with one configuration, alone on the machine: as nobody else has leased its cores, its threads are bound to them."""
 
-    def __enter__(self) -> Servers:
-        with ExitStack() as stack:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            for config in self._configs:
-                server = serving(*self._options.words(config), log=folder / f"{config}.log")
-                self._running[config] = stack.enter_context(server)
-            self._stack = stack.pop_all()
-        return self
+    server: RunningServer
 
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
+    @classmethod
+    @contextmanager
+    def of(cls, options: Serving, config: str) -> Iterator[LoadedServer]:
+        """Start a server, and stop it at the end."""
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            serving(*options.words(config), log=Path(folder) / "server.log") as server,
+        ):
+            yield cls(server)
 
     def measure(
         self, run: RealRun, prompts: Sequence[str], *, max_tokens: int, before: MachineSpeed, probe: MachineProbe
     ) -> tuple[dict[str, Any], MachineSpeed]:
         """Send one load; what `forerun bench serve` says of each request with the machine's speed around it, and the speed after it."""
-        server = self._running[run.config]
-        with others_time([one.process for one in self._running.values()]) as others:
-            found = _send(run, server, prompts, max_tokens)
+        with others_time([self.server.process]) as others:
+            found = _send(run, self.server, prompts, max_tokens)
         after = probe.measure()
         kept = ("input_lens", "output_lens", "ttfts", "latencies", "start_times", "queue_times", "itls")
         speculation = {key: value for key, value in found.items() if key.startswith("spec_decode_")}

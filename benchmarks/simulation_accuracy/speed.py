@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -34,6 +35,11 @@ class Slowness:
     def mean(cls, found: Sequence[Slowness]) -> Slowness:
         """Of several moments."""
         return cls(memory=fmean(one.memory for one in found), arithmetic=fmean(one.arithmetic for one in found))
+
+    def change_since(self, before: Slowness) -> float:
+        """By how much it changed, on average over both."""
+        then, now = asdict(before), asdict(self)
+        return fmean(abs(math.log(now[part] / then[part])) for part in now)
 
     def of(self, step_times: StepTimeModel) -> StepTimeModel:
         """The step times of the machine as slow as that."""

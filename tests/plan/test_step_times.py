@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from forerun.core.draft import NO_DRAFT, Draft
 from forerun.core.step import PlannedSequence, StepPlan, lay_out
 from forerun.errors import ConfigError
-from forerun.plan.step_times import DraftingCost, StepSample, StepTimeModel
+from forerun.plan.step_times import DraftingCost, DraftingSample, StepSample, StepTimeModel
 from tests.plan.profiles import SHAPES, WEIGHTS, samples_of
 
 TRUE = StepTimeModel(WEIGHTS)
@@ -160,24 +160,35 @@ def test_a_damaged_record_is_refused(broken: dict[str, object]) -> None:
         StepTimeModel.from_json(TRUE.to_json() | broken)
 
 
-def test_drafting_cost_is_the_line_through_what_was_measured() -> None:
-    tokens = [1, 2, 4, 8, 16]
-    cost = DraftingCost.fit(tokens, [1e-3 + 2e-4 * count for count in tokens])
-    assert cost.seconds_per_step == pytest.approx(1e-3)
-    assert cost.seconds_per_draft_token == pytest.approx(2e-4)
-    assert cost.seconds(10) == pytest.approx(3e-3)
+def test_drafting_cost_is_the_plane_through_what_was_measured() -> None:
+    sizes = [(1, 1), (1, 4), (4, 4), (4, 20), (16, 30)]
+    true = DraftingCost(seconds_per_step=1e-3, seconds_per_sequence=5e-4, seconds_per_draft_token=2e-4)
+    cost = DraftingCost.fit([DraftingSample(*size, true.seconds(*size)) for size in sizes])
+    assert cost.to_json() == pytest.approx(true.to_json())
+    assert cost.seconds(2, 10) == pytest.approx(4e-3)
 
 
-@given(st.lists(st.tuples(st.integers(0, 50), st.floats(1e-7, 1.0)), min_size=1))
-def test_drafting_cost_is_never_negative_and_right_on_average(found: list[tuple[int, float]]) -> None:
-    tokens, seconds = [count for count, _ in found], [taken for _, taken in found]
-    cost = DraftingCost.fit(tokens, seconds)
-    assert sum(map(cost.seconds, tokens)) == pytest.approx(sum(seconds))
+SAMPLES = st.builds(DraftingSample, st.integers(1, 32), st.integers(0, 50), st.floats(-1.0, 1.0))
+
+
+@given(st.lists(SAMPLES, min_size=1))
+def test_drafting_cost_is_never_negative_and_right_on_average(samples: list[DraftingSample]) -> None:
+    cost, total = DraftingCost.fit(samples), sum(one.seconds for one in samples)
+    predicted = sum(cost.seconds(one.num_sequences, one.num_draft_tokens) for one in samples)
+    assert predicted == pytest.approx(max(0.0, total)) or (predicted == 0.0 and cost == DraftingCost())
     assert DraftingCost.from_json(cost.to_json()) == cost
+
+
+def test_noise_that_saves_time_is_no_part_of_a_cost() -> None:
+    # what falls with the tokens cannot be told by them
+    samples = [DraftingSample(1, tokens, 1e-3 - 1e-5 * tokens) for tokens in range(10)]
+    cost = DraftingCost.fit(samples)
+    assert cost.seconds_per_draft_token == 0.0
+    assert cost.seconds(1, 5) == pytest.approx(1e-3 - 4.5e-5)
 
 
 def test_drafting_that_was_not_measured_or_is_negative_is_refused() -> None:
     with pytest.raises(ConfigError, match="no step drafted"):
-        DraftingCost.fit([], [])
+        DraftingCost.fit([])
     with pytest.raises(ConfigError, match="at least 0"):
         DraftingCost(seconds_per_step=-1.0)

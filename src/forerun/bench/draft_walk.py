@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 
-from forerun.bench.instruments import Progress, no_progress
+from forerun.bench.instruments import Clock, Progress, no_progress
 from forerun.bench.recording import RecordedText
-from forerun.bench.replay import rows_on_path
+from forerun.bench.replay import rows_on_path, standing_nodes
 from forerun.bench.teacher_forcing import ForcedText, forced_texts
 from forerun.core.draft import NO_DRAFT, Draft
 from forerun.core.random_bits import child_seed
 from forerun.core.sampling_params import SamplingParams
 from forerun.core.sequence import Sequence as TokenSequence
-from forerun.drafters.base import DraftRequest, KeepsPools, computes_with_a_model
+from forerun.drafters.base import DraftRequest, GoesByClock, KeepsPools, computes_with_a_model
 from forerun.drafters.guard import GuardedDrafter
 from forerun.llm import LLM
 from forerun.ops.sampling import SamplingRules
@@ -58,6 +59,31 @@ class _WalkedText:
             yield replace(request, num_computed=num_computed, block_ids=block_ids)
 
 
+class PacedClock:
+    """The clock of an engine that writes as fast as steps of one sequence and the drafts of a walk allow.
+
+    Args:
+        step_seconds: of a step, drafting left out.
+        clock: real time, in which the drafter computes.
+    """
+
+    def __init__(self, step_seconds: float, *, clock: Clock = time.perf_counter) -> None:
+        self._step_seconds = step_seconds
+        self._clock = clock
+        self._passed = 0.0
+        self._num_places = self._num_stood = 0
+
+    def __call__(self) -> float:
+        """Seconds."""
+        return self._clock() + self._passed
+
+    def pass_place(self, num_stood: int) -> None:
+        """Go on to the next token, where so many drafted tokens would have stood: a step takes as many places as drafts give."""
+        self._num_places += 1
+        self._num_stood += num_stood
+        self._passed += self._step_seconds * self._num_places / (self._num_places + self._num_stood)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftWalk:
     """Asks a drafter for its longest draft at every place of recorded texts, each place with all before it committed.
@@ -69,16 +95,20 @@ class DraftWalk:
     Args:
         llm: the engine, with room for `WALKED_AT_ONCE` texts; its drafter must be new.
         min_survival: nodes with less chance need not be drafted, see `DraftRequest`.
+        clock: what a drafter that goes by a clock sees; None: the real one, as if the target took no time.
         progress: is called with the state of the work.
     """
 
     llm: LLM
     min_survival: float = 0.0
+    clock: PacedClock | None = None
     progress: Progress = no_progress
 
     def drafts(self, texts: Sequence[tuple[RecordedText, int]]) -> Iterator[list[Draft]]:
         """Yield for each text, given with its request's seed, its drafts by place of the answer, without their `probs`."""
         size = self._num_at_once
+        if self.clock is not None and isinstance(self._drafting.drafter, GoesByClock):
+            self._drafting.drafter.use_clock(self.clock)
         for start in range(0, len(texts), size):
             group = texts[start : start + size]
             with self.llm.executor.as_in_a_step():
@@ -157,4 +187,6 @@ class DraftWalk:
             requests = [stack.enter_context(one.request(limit=limit, min_survival=self.min_survival)) for one in asked]
             drafts = drafting.propose(requests, self.llm.executor.cache.features) if requests else []
         for one, draft in zip(asked, drafts, strict=True):
+            if self.clock is not None:
+                self.clock.pass_place(len(standing_nodes(draft, one.text.answer_ids, one.place)))
             one.drafts.append(draft if draft.probs is None else replace(draft, probs=None))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Listing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -319,6 +319,11 @@ class AutoDrafter:
     def num_member_failures(self) -> int:
         """The number of failures that the model's guard has caught."""
         return 0 if self._model is None else self._model.guarded.num_failures
+
+    def use_clock(self, clock: Callable[[], float]) -> None:
+        """See `GoesByClock`: a model is asked for as long as that pays."""
+        if self._model is not None:
+            self._model.use_clock(clock)
 
     @property
     def pools(self) -> Mapping[str, Pool]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Listing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -379,6 +379,15 @@ class Pool(Protocol):
             ValueError: it is not what a pool of this kind and vocabulary gives. The pool has not changed.
             KeyError: an array is missing. The pool has not changed.
         """
+        ...
+
+
+@runtime_checkable
+class GoesByClock(Protocol):
+    """A drafter whose drafts depend on how long drafts and steps take."""
+
+    def use_clock(self, clock: Callable[[], float]) -> None:
+        """Go by this clock, in seconds, from now on."""
         ...
 
 

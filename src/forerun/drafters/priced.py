@@ -156,6 +156,10 @@ class PricedDrafter:
         self._num_steps_left_out = 0
         self._seconds_left_out = 0.0
 
+    def use_clock(self, clock: Callable[[], float]) -> None:
+        """Go by this clock from now on."""
+        self._clock = clock
+
     def start(self, sequence: Sequence) -> None:
         """Start a sequence in the drafter."""
         self.guarded.start(sequence)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -167,15 +168,20 @@ class SimulatedEngine(Engine):
         num_sequences, now = len(sequences), self._virtual_clock.now
         lengths = [sum(some) for some in zip(*[ahead.lengths for ahead in sequences], strict=False)]
         drafted = [sum(some) for some in zip(*[ahead.num_drafted for ahead in sequences], strict=False)]
+        asked = sorted(
+            self._executor.num_asked(one.spec, ahead.lengths, one.draft_limit_within(most_drafted))
+            if most_drafted
+            else 0
+            for ahead, one in zip(sequences, running, strict=True)
+        )
         stretch = DecodeStretch(sequences, [], [], [], [], [], ends_texts=False)
         for step in range(num_steps):
             num_rows = num_sequences + drafted[step]
             if num_rows > self._settings.max_num_batched_tokens:
                 return stretch
             seconds = decode_seconds(num_rows, num_sequences, lengths[step] - num_sequences)
-            drafting = 0.0
-            if drafted[step + 1] or (most_drafted and self._is_draft_asked(sequences, step + 1, most_drafted)):
-                drafting = self._settings.draft_seconds(drafted[step + 1])
+            num_asked = num_sequences - bisect_right(asked, step + 1)
+            drafting = self._settings.draft_seconds(num_asked, drafted[step + 1]) if num_asked else 0.0
             stretch.starts.append(now)
             stretch.seconds.append(seconds)
             stretch.drafting.append(drafting)
@@ -186,13 +192,6 @@ class SimulatedEngine(Engine):
             ahead.lengths[num_steps] >= one.spec.max_length for ahead, one in zip(sequences, running, strict=True)
         )
         return replace(stretch, ends_texts=ends_texts)
-
-    def _is_draft_asked(self, sequences: Sequence[StepsAhead], step: int, most_drafted: int) -> bool:
-        """Whether anybody is asked for a draft to verify in a step."""
-        return any(
-            self._executor.is_asked(one.spec, ahead.lengths[step], one.draft_limit_within(most_drafted))
-            for ahead, one in zip(sequences, self._parts.scheduler.running, strict=True)
-        )
 
     def take(self, stretch: DecodeStretch, num_steps: int) -> tuple[list[int], list[RequestOutput]]:
         """Take the first steps of the stretch ahead; the blocks in use after each of them, and the requests that the last one ended."""

@@ -41,11 +41,11 @@ class VirtualClock:
         self.now += seconds
 
 
-DraftSeconds = Callable[[int], float]
-"""Seconds to draft so many tokens in all, after a step; called only where a draft was asked for."""
+DraftSeconds = Callable[[int, int], float]
+"""Seconds to draft for so many sequences, after a step, so many tokens in all; called only where a draft was asked for."""
 
 
-def drafting_is_free(num_draft_tokens: int) -> float:  # noqa: ARG001 - the signature is `DraftSeconds`
+def drafting_is_free(num_sequences: int, num_draft_tokens: int) -> float:  # noqa: ARG001 - the signature is `DraftSeconds`
     """Drafting takes no time."""
     return 0.0
 
@@ -133,7 +133,7 @@ class SimulatedExecutor:
                 num_drafted += len(result.draft.token_ids)
             results.append(result)
         if num_asked:
-            times.draft = self._draft_seconds(num_drafted)
+            times.draft = self._draft_seconds(num_asked, num_drafted)
         self._clock.advance(times.forward + times.draft)
         return ReadyResult(StepResult(sequences=results, times=times))
 
@@ -215,6 +215,13 @@ class SimulatedExecutor:
     def is_asked(self, spec: SequenceSpec, num_tokens: int, draft_limit: int) -> bool:
         """Whether a draft is asked for after so many tokens of a text: not where the answer could use no token of it."""
         return self._drafting is not None and draft_limit > 0 and num_tokens + 1 < spec.max_length
+
+    def num_asked(self, spec: SequenceSpec, lengths: Sequence[int], draft_limit: int) -> int:
+        """After how many of a text's growing lengths a draft is asked for: the first so many."""
+        count = len(lengths)
+        while count and not self.is_asked(spec, lengths[count - 1], draft_limit):
+            count -= 1
+        return count
 
     def _drafted(self, spec: SequenceSpec, num_tokens: int, draft_limit: int, min_survival: float) -> Drafted:
         """What is drafted after so many tokens of a text."""

@@ -161,7 +161,8 @@ def step_table(
             )
     if speculation is not None:
         cost, sizes = speculation.cost, np.arange(1, max_batch_size + 1)[:, None]
-        seconds[:, 1:] += cost.seconds_per_step + cost.seconds_per_draft_token * sizes * drafted[1:]
+        per_sequence = cost.seconds_per_sequence + cost.seconds_per_draft_token * drafted[1:]
+        seconds[:, 1:] += cost.seconds_per_step + sizes * per_sequence
     return StepTable(
         seconds=seconds,
         expected=np.array([one.num_tokens for one in yields]),

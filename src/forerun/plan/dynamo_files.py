@@ -145,7 +145,7 @@ def write_mocker(
         for column, context in enumerate(lengths):
             running = max(1, round(kv_tokens / context))
             num_drafted = running * num_draft_tokens
-            itl[row, column] = (drafting.seconds(num_drafted) if num_drafted else 0.0) + model.seconds(
+            itl[row, column] = (drafting.seconds(running, num_drafted) if num_drafted else 0.0) + model.seconds(
                 num_rows=running + num_drafted, num_sequences=running, num_context_tokens=int(kv_tokens)
             )
     ordered = sorted(prefill, key=lambda point: point.isl)

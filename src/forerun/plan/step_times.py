@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -376,49 +377,62 @@ def _check_samples(samples: Sequence[StepSample]) -> None:
         raise ConfigError(f"step times: too few points; missing are {', and '.join(missing)}: measure more")
 
 
+@dataclass(frozen=True, slots=True)
+class DraftingSample:
+    """A measured step that drafted: for how many sequences, how many tokens in all, and the seconds that drafting made it longer."""
+
+    num_sequences: int
+    num_draft_tokens: int
+    seconds: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftingCost:
-    """What it costs to draft after a step: at all, and for each drafted token of each sequence, in seconds.
+    """What it costs to draft after a step: at all, for each sequence, and for each drafted token of each sequence, in seconds.
 
     Raises:
         ConfigError: one is negative or not finite.
     """
 
     seconds_per_step: float = 0.0
+    seconds_per_sequence: float = 0.0
     seconds_per_draft_token: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("seconds_per_step", "seconds_per_draft_token"):
-            if not 0.0 <= getattr(self, name) < math.inf:
-                raise ConfigError(f"drafting: got {name}={getattr(self, name)}; must be a number, at least 0")
+        for name, value in self.to_json().items():
+            if not 0.0 <= value < math.inf:
+                raise ConfigError(f"drafting: got {name}={value}; must be a number, at least 0")
 
     @classmethod
-    def fit(cls, num_draft_tokens: Sequence[int], seconds: Sequence[float]) -> DraftingCost:
-        """The straight line through measured drafts, by how many tokens each had; neither part below 0.
+    def fit(cls, samples: Sequence[DraftingSample]) -> DraftingCost:
+        """The likeliest cost by measured steps, no part below 0; on average it is what they took.
 
         Raises:
             ConfigError: nothing was measured.
         """
-        if not seconds:
+        if not samples:
             raise ConfigError("drafting: no step drafted anything; measure with longer texts, or leave the drafter out")
-        tokens, taken = np.array(num_draft_tokens, dtype=np.float64), np.array(seconds)
-        mean_tokens, mean_seconds = float(tokens.mean()), float(taken.mean())
-        spread = float(((tokens - mean_tokens) ** 2).sum())
-        slope = float(((tokens - mean_tokens) * (taken - mean_seconds)).sum()) / spread if spread > 0.0 else 0.0
-        most = mean_seconds / mean_tokens if mean_tokens else 0.0
-        slope = min(max(slope, 0.0), most)
-        return cls(
-            seconds_per_step=max(0.0, mean_seconds - slope * mean_tokens), seconds_per_draft_token=max(0.0, slope)
+        features = np.array([(1.0, one.num_sequences, one.num_draft_tokens) for one in samples], dtype=np.float64)
+        seconds = np.array([one.seconds for one in samples], dtype=np.float64)
+        parts = _least_squares_from_zero(features, seconds)
+        predicted, total = float((features @ parts).sum()), float(seconds.sum())
+        scale = max(0.0, total / predicted) if predicted > 0.0 else 0.0
+        per_step, per_sequence, per_token = (float(part * scale) for part in parts)
+        return cls(seconds_per_step=per_step, seconds_per_sequence=per_sequence, seconds_per_draft_token=per_token)
+
+    def seconds(self, num_sequences: int, num_draft_tokens: int) -> float:
+        """Seconds to draft so many tokens in all for so many sequences, after one step."""
+        return (
+            self.seconds_per_step
+            + self.seconds_per_sequence * num_sequences
+            + self.seconds_per_draft_token * num_draft_tokens
         )
 
-    def seconds(self, num_draft_tokens: int) -> float:
-        """Seconds to draft so many tokens in all, for one step."""
-        return self.seconds_per_step + self.seconds_per_draft_token * num_draft_tokens
-
     def to_json(self) -> dict[str, float]:
-        """Both parts by name."""
+        """All parts by name."""
         return {
             "seconds_per_step": self.seconds_per_step,
+            "seconds_per_sequence": self.seconds_per_sequence,
             "seconds_per_draft_token": self.seconds_per_draft_token,
         }
 
@@ -433,3 +447,18 @@ class DraftingCost:
             return cls(**{name: float(value) for name, value in record.items()})
         except (AttributeError, TypeError, ValueError) as problem:
             raise ConfigError(f"drafting: the record is damaged ({problem}); profile again") from None
+
+
+def _least_squares_from_zero(
+    features: npt.NDArray[np.float64], values: npt.NDArray[np.float64]
+) -> npt.NDArray[np.float64]:
+    """The weights of a few features that fit best in least squares, none of them below 0: the best of all choices of features."""
+    best, least = np.zeros(features.shape[1]), float(np.square(values).sum())
+    for count in range(1, features.shape[1] + 1):
+        for chosen in map(list, combinations(range(features.shape[1]), count)):
+            weights = np.linalg.lstsq(features[:, chosen], values, rcond=None)[0]
+            rest = float(np.square(values - features[:, chosen] @ weights).sum())
+            if (weights >= 0.0).all() and rest < least:
+                best, least = np.zeros(features.shape[1]), rest
+                best[chosen] = weights
+    return best

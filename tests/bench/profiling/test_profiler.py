@@ -62,7 +62,7 @@ def test_a_drafter_with_a_model_has_a_trace_that_its_acceptance_comes_from(folde
         assert found.trace(name).num_texts == 3
         assert found.acceptance_for(name) == found.trace(name).acceptance()
     assert 0.0 < found.acceptance_for("model").conditional[0] <= 1.0
-    assert found.drafting["model"].seconds(6) > 0.0
+    assert found.drafting["model"].seconds(1, 6) > 0.0
 
 
 def test_a_simulation_of_a_drafter_with_a_model_meets_its_recorded_drafts(folder: Path) -> None:

@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from forerun.bench.draft_walk import PacedClock
 from forerun.bench.pass_costs import PassCosts
 from forerun.bench.profiling.traces import trace_drafts
 from forerun.bench.recording import RecordedText, Recording, RecordingInfo, record
 from forerun.bench.replay import judge_recording
 from forerun.core.draft import Draft
+from forerun.drafters.priced import PricedDrafter
 from forerun.errors import ForerunError
 from forerun.plan.draft_trace import DraftTrace
 from tests.bench.profiling.tiny import NGRAM, draft_model, settings
@@ -99,10 +101,38 @@ def test_a_verifier_that_draws_anew_leaves_no_trace_of_sampled_texts() -> None:
     assert trace_drafts("greedy", config, answers(), tiny_target(), SETTINGS) is not None
 
 
-def test_auto_has_a_trace_unless_it_asks_a_model_for_as_long_as_that_pays() -> None:
+def test_auto_has_a_trace_if_it_asks_no_model_or_somebody_says_how_long_a_step_takes() -> None:
     assert trace_drafts("auto", {"method": "auto"}, answers(), tiny_target(), SETTINGS) is not None
     config = {"method": "auto", "drafter": {"method": "draft_model", "model": str(tiny_drafter(VOCAB_SIZE))}}
     assert trace_drafts("auto", config, answers(), tiny_target(), SETTINGS) is None
+    assert trace_drafts("auto", config, answers(), tiny_target(), SETTINGS, step_seconds=0.01) is not None
+
+
+def test_auto_asks_a_model_where_its_time_is_short_beside_that_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[float] = []
+    note_time = PricedDrafter._note_time
+
+    def counted(self: PricedDrafter, seconds: float, num_rows: int) -> None:
+        calls.append(seconds)
+        note_time(self, seconds, num_rows)
+
+    monkeypatch.setattr(PricedDrafter, "_note_time", counted)
+    config = {"method": "auto", "drafter": {"method": "draft_model", "model": str(tiny_drafter(VOCAB_SIZE))}}
+
+    def num_asked(step_seconds: float) -> int:
+        calls.clear()
+        trace_drafts("auto", config, answers(), tiny_target(), SETTINGS, step_seconds=step_seconds)
+        return len(calls)
+
+    assert num_asked(10.0) > 1.5 * num_asked(1e-9)
+
+
+def test_a_walks_clock_passes_by_what_its_drafts_would_spare() -> None:
+    clock = PacedClock(0.3, clock=lambda: 5.0)
+    clock.pass_place(0)
+    assert clock() == pytest.approx(5.3)
+    clock.pass_place(4)  # six places in two steps' time: a third of a step each
+    assert clock() == pytest.approx(5.4)
 
 
 def test_what_cannot_be_traced_is_refused_by_its_name() -> None:

@@ -136,7 +136,7 @@ def simulated_run(control, outputs, measured):
 
     settings = SimulationSettings(
         step_seconds=step_seconds,
-        draft_seconds=lambda num_drafted: drafting if num_drafted else 0.0,
+        draft_seconds=lambda _, num_drafted: drafting if num_drafted else 0.0,
         drafting=RecordedDrafts(measured, texts),
         texts=texts,
         vocab_size=VOCAB_SIZE,

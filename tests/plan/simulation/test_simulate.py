@@ -158,7 +158,7 @@ def test_taking_steps_together_changes_nothing(
             drafting=drafting,
             step_seconds=seconds_of_plan,
             decode_seconds=decode_seconds,
-            draft_seconds=lambda num_drafted: 1e-3 + 1e-5 * num_drafted,
+            draft_seconds=lambda num_asked, num_drafted: 1e-3 + 1e-4 * num_asked + 1e-5 * num_drafted,
         )
         control = FixedLength(num_speculative_tokens=longest, schedule=schedule)
         one = FleetRun(fleet, engine, lambda: control, seed=seed, keeps_chunks=True)
@@ -241,13 +241,13 @@ def test_drafting_takes_its_time():
     engine = SimulationSettings(
         drafting=ConditionalAcceptance((0.0,)),
         step_seconds=lambda _: 0.01,
-        draft_seconds=lambda num_drafted: 0.001 * num_drafted,
+        draft_seconds=lambda num_asked, num_drafted: 0.002 * num_asked + 0.001 * num_drafted,
     )
     (record,) = simulate(
         engine, equal_requests(1, every=0), make_control=lambda: FixedLength(num_speculative_tokens=3)
     ).requests
     drafted = [3] * 6 + [2, 1]  # after each step; never past what the answer can still use
-    assert record.e2el == pytest.approx(10 * 0.01 + 0.001 * sum(drafted))
+    assert record.e2el == pytest.approx(10 * 0.01 + 0.002 * len(drafted) + 0.001 * sum(drafted))
 
 
 def test_round_robin_sends_to_each_in_turn():

@@ -2,33 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from forerun.bench.compare import make_engine
-from forerun.bench.instruments import Progress, no_progress
-from forerun.bench.profiling.filling import ObservedExecutor
+from forerun.bench.instruments import Clock, Progress, no_progress
+from forerun.bench.profiling.filling import ExecutedStep, ObservedExecutor
 from forerun.bench.recording import RecordedText
 from forerun.config.settings import EngineSettings
 from forerun.core.sampling_params import SamplingParams
 from forerun.core.stats import SpeculationStats
 from forerun.engine.engine import Engine
 from forerun.engine.speculation import FixedLength
+from forerun.llm import LLM
 from forerun.models.base import LoadedTarget
 from forerun.plan.acceptance import AcceptanceProfile
-from forerun.plan.step_times import DraftingCost
+from forerun.plan.step_times import DraftingCost, DraftingSample, StepTimeModel
 
-BATCH_SIZES = (1, 4)
+BATCH_SIZES = (1, 4, 16)
+LIVE_BATCH_SIZES = (1, 4)
 NUM_TOKENS = 48  # of each answer, where only the cost is measured
 NUM_WARMUP_STEPS = 4
+INTERRUPTED = 3.0  # a step so many times as slow as the median of its batch was interrupted, and does not count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LiveDrafting:
-    """What drafting cost in an engine, and the fate of the drafts by kind of prompts."""
+class LiveDrafts:
+    """The fate of drafts in an engine, by kind of prompts."""
 
-    cost: DraftingCost
     stats: dict[str, SpeculationStats]
     num_speculative_tokens: int
     method: str
@@ -43,6 +47,92 @@ class LiveDrafting:
         return AcceptanceProfile.of_counts(self.method, stats.num_steps, stood, num_nodes=stats.num_draft_tokens)
 
 
+@dataclass(frozen=True, slots=True)
+class _TimedStep:
+    """A step that read no prompt, and what it took, drafting included."""
+
+    step: ExecutedStep
+    seconds: float
+
+
+def measure_drafting_cost(
+    name: str,
+    target: LoadedTarget,
+    settings: EngineSettings,
+    config: Mapping[str, Any],
+    texts: Sequence[RecordedText],
+    step_times: StepTimeModel,
+    *,
+    progress: Progress = no_progress,
+    clock: Clock = time.perf_counter,
+) -> DraftingCost:
+    """Answer recorded prompts again, in batches of different sizes, with a configuration and without drafts in turn.
+
+    A step's cost of drafting is all that it takes beyond the step times of its rows: asking the drafter, and what comes
+    with drafts (hidden states and candidates that it reads, the choice of lengths, what it learns). The plain steps of the
+    same batch, before and after, say how fast the machine is meanwhile. The configuration chooses the lengths of its drafts.
+
+    Args:
+        name: of the configuration.
+        target: the model.
+        settings: of the engine.
+        config: speculative_config.
+        texts: whose prompts are answered.
+        step_times: what steps take, drafting left out.
+        progress: is called with the state of the work.
+        clock: times the steps.
+
+    Raises:
+        ForerunError: the configuration (named in the message) does not fit the model.
+    """
+    longest = max(len(text.prompt_ids) for text in texts) + NUM_TOKENS
+    sizes = [size for size in BATCH_SIZES if size <= settings.max_num_seqs]
+    plain, drafting = (
+        make_engine(name, target, settings, one, num_sequences=max(sizes), longest=longest) for one in (None, config)
+    )
+    samples: list[DraftingSample] = []
+    for size in sizes:
+        for kind, of_kind in _by_kind(texts).items():
+            progress(f"{name}: {kind}, {size} at once")
+            before, found, after = (
+                _timed_steps(llm, of_kind[:size], f"{kind}-{size}-{place}", clock)
+                for place, llm in enumerate((plain, drafting, plain))
+            )
+            samples += _samples([*before, *after], found, step_times)
+    # a drafter that found nothing to say in these texts costs about nothing
+    return DraftingCost.fit(samples) if samples else DraftingCost()
+
+
+def _samples(
+    plain: Sequence[_TimedStep], drafting: Sequence[_TimedStep], step_times: StepTimeModel
+) -> Iterator[DraftingSample]:
+    """What drafting took in steps of the same batch, at the speed of the step times."""
+    if not plain or not drafting:
+        return
+    now = sum(one.seconds for one in plain) / sum(step_times.of_shape(one.step.shape) for one in plain)
+    for one in drafting:
+        if one.step.num_drafted:
+            seconds = one.seconds / now - step_times.of_shape(one.step.shape)
+            yield DraftingSample(one.step.shape.num_sequences, one.step.num_drafted, seconds)
+
+
+def _timed_steps(llm: LLM, texts: Sequence[RecordedText], name: str, clock: Clock) -> list[_TimedStep]:
+    """Answer prompts at once; the steps that read no prompt and were not interrupted, without the first."""
+    observed = ObservedExecutor(llm.engine.parts.executor)
+    engine = Engine(replace(llm.engine.parts, executor=observed))
+    _add(engine, texts, name, num_tokens=NUM_TOKENS)
+    found = []
+    while engine.has_work:
+        start = clock()
+        engine.step()
+        seconds = clock() - start
+        if not observed.steps[-1].num_prompts:
+            found.append(_TimedStep(observed.steps[-1], seconds))
+    found = found[NUM_WARMUP_STEPS:]
+    most = INTERRUPTED * statistics.median(one.seconds for one in found) if found else 0.0
+    return [one for one in found if one.seconds <= most]
+
+
 def measure_live(
     name: str,
     target: LoadedTarget,
@@ -52,11 +142,10 @@ def measure_live(
     *,
     num_tokens: int = NUM_TOKENS,
     progress: Progress = no_progress,
-) -> LiveDrafting:
-    """Answer recorded prompts again with a configuration, in batches of different sizes.
+) -> LiveDrafts:
+    """Answer recorded prompts again with a configuration, and see which drafts stand.
 
-    Drafts have the greatest length in every step, so that cost is measured over all of them, and acceptance at
-    every place.
+    Drafts have the greatest length in every step, so that acceptance is measured at every place.
 
     Args:
         name: of the configuration.
@@ -71,32 +160,31 @@ def measure_live(
         ForerunError: the configuration (named in the message) does not fit the model.
     """
     longest = max(len(text.prompt_ids) for text in texts) + num_tokens
-    llm = make_engine(name, target, settings, config, num_sequences=max(BATCH_SIZES), longest=longest)
+    llm = make_engine(name, target, settings, config, num_sequences=max(LIVE_BATCH_SIZES), longest=longest)
     limit = llm.speculative.num_speculative_tokens
     stats: dict[str, SpeculationStats] = {}
-    drafted: list[int] = []
-    seconds: list[float] = []
+    for size in LIVE_BATCH_SIZES:
+        for kind, of_kind in _by_kind(texts).items():
+            progress(f"{name}: {kind}, {size} at once")
+            engine = Engine(replace(llm.engine.parts, control=FixedLength(num_speculative_tokens=limit)))
+            _add(engine, of_kind[:size], f"{kind}-{size}", num_tokens=num_tokens)
+            while engine.has_work:
+                engine.step()
+            stats.setdefault(kind, SpeculationStats()).add(engine.stats.speculation)
+    return LiveDrafts(stats=stats, num_speculative_tokens=limit, method=llm.speculative.method)
+
+
+def _by_kind(texts: Sequence[RecordedText]) -> dict[str, list[RecordedText]]:
     kinds: dict[str, list[RecordedText]] = {}
     for text in texts:
         kinds.setdefault(text.kind, []).append(text)
-    for size in BATCH_SIZES:
-        for kind, of_kind in kinds.items():
-            progress(f"{name}: {kind}, {size} at once")
-            observed = ObservedExecutor(llm.engine.parts.executor)
-            engine = Engine(
-                replace(llm.engine.parts, executor=observed, control=FixedLength(num_speculative_tokens=limit))
-            )
-            for number, text in enumerate(of_kind[:size]):
-                sampling = SamplingParams(
-                    temperature=text.temperature, max_tokens=num_tokens, ignore_eos=True, detokenize=False, seed=number
-                )
-                engine.add_request(f"{kind}-{size}-{number}", text.prompt_ids, sampling, cache_salt=f"{size}")
-            while engine.has_work:
-                engine.step()
-            steps = [step for step in observed.steps[NUM_WARMUP_STEPS:] if not step.num_prompts and step.num_drafted]
-            drafted += [step.num_drafted for step in steps]
-            seconds += [step.draft_seconds for step in steps]
-            stats.setdefault(kind, SpeculationStats()).add(engine.stats.speculation)
-    # a drafter that found nothing to say in these texts costs about nothing
-    cost = DraftingCost.fit(drafted, seconds) if seconds else DraftingCost()
-    return LiveDrafting(cost=cost, stats=stats, num_speculative_tokens=limit, method=llm.speculative.method)
+    return kinds
+
+
+def _add(engine: Engine, texts: Sequence[RecordedText], name: str, *, num_tokens: int) -> None:
+    """Ask an engine for answers of so many tokens, with prompts that it finds in no prefix cache."""
+    for number, text in enumerate(texts):
+        sampling = SamplingParams(
+            temperature=text.temperature, max_tokens=num_tokens, ignore_eos=True, detokenize=False, seed=number
+        )
+        engine.add_request(f"{name}-{number}", text.prompt_ids, sampling, cache_salt=name)

@@ -124,7 +124,7 @@ def decode_points(profile: Profile, cells: Cells, name: str | None, length: int)
             num_sequences=num_sequences,
             context=context,
             num_draft_tokens=length,
-            step_seconds=seconds + _draft_seconds(profile, name, length * num_sequences),
+            step_seconds=seconds + _draft_seconds(profile, name, num_sequences, length),
             accept_length=accept_length,
             energy_joules=None if profile.watts is None else profile.watts * seconds,
         )
@@ -168,5 +168,5 @@ def _accept_length(profile: Profile, name: str | None, length: int) -> float:
     return acceptance.expected(min(length, acceptance.num_places))
 
 
-def _draft_seconds(profile: Profile, name: str | None, num_draft_tokens: int) -> float:
-    return 0.0 if name is None or not num_draft_tokens else profile.drafting[name].seconds(num_draft_tokens)
+def _draft_seconds(profile: Profile, name: str | None, num_sequences: int, length: int) -> float:
+    return 0.0 if name is None or not length else profile.drafting[name].seconds(num_sequences, num_sequences * length)

@@ -130,13 +130,13 @@ def _acceptance_table(profile: Profile) -> str:
         f"<td>{_cost(profile, name)}</tr>"
         for name, found in profile.acceptance.items()
     ]
-    head = "<tr><th>configuration/class<th>tokens per step<th>places<th>steps<th>drafting, ms per step + per token</tr>"
+    head = "<tr><th>configuration/class<th>tokens per step<th>places<th>steps<th>drafting, ms per step + sequence + token</tr>"
     return f"<table>{head}{''.join(rows)}</table>"
 
 
 def _cost(profile: Profile, name: str) -> str:
     cost = profile.drafting.get(name)
-    return "" if cost is None else f"{1e3 * cost.seconds_per_step:.3f} + {1e3 * cost.seconds_per_draft_token:.3f}"
+    return "" if cost is None else " + ".join(f"{1e3 * part:.3f}" for part in cost.to_json().values())
 
 
 def _fit(profile: Profile) -> str:

@@ -25,7 +25,7 @@ from forerun.bench.instruments import (
 )
 from forerun.bench.machine import describe_kernels, describe_machine
 from forerun.bench.passes import PassBytes
-from forerun.bench.profiling.drafting import measure_live
+from forerun.bench.profiling.drafting import measure_drafting_cost, measure_live
 from forerun.bench.profiling.filling import filling_config
 from forerun.bench.profiling.grid import GRIDS, NUM_WARMUP_ROUNDS, ROUGH_GRID, ProfileGrid
 from forerun.bench.profiling.output import write_outputs
@@ -286,10 +286,11 @@ class Profiler:
         drafting: dict[str, DraftingCost] = {}
         acceptance: dict[str, AcceptanceProfile] = {}
         traces: dict[str, Path] = {}
+        step_times = StepTimeModel.fit(level_rounds(rounds))
         for number, (name, config) in enumerate(self.task.configs.items()):
             stage = f"drafter-{number}"
             if stages.get(stage) is None:
-                stages.keep(stage, self._measure_drafter(name, number, config, recording))
+                stages.keep(stage, self._measure_drafter(name, number, config, recording, step_times))
             found = stages.load(stage, _MeasuredDrafter.from_json)
             assert found is not None, "it was kept"
             drafting[name] = found.cost
@@ -309,7 +310,7 @@ class Profiler:
             max_num_batched_tokens=self.task.settings.max_num_batched_tokens,
             watts=statistics.median(watts) if watts else None,
             idle_watts=statistics.median(idle_watts) if idle_watts else None,
-            step_times=StepTimeModel.fit(level_rounds(rounds)),
+            step_times=step_times,
             configs={name: dict(config) for name, config in self.task.configs.items()},
             drafting=drafting,
             acceptance=acceptance,
@@ -327,13 +328,23 @@ class Profiler:
         )
 
     def _measure_drafter(
-        self, name: str, number: int, config: Mapping[str, Any], recording: Recording
+        self,
+        name: str,
+        number: int,
+        config: Mapping[str, Any],
+        recording: Recording,
+        step_times: StepTimeModel,
     ) -> dict[str, Any]:
-        """A drafter's cost in an engine; its acceptance by its trace, or where texts do not decide it, in that engine."""
-        trace = trace_drafts(name, config, recording, self.target, self.task.settings, progress=self.progress)
-        num_tokens = {} if trace is not None else {"num_tokens": recording.info.max_tokens}
-        live = measure_live(
-            name, self.target, self.task.settings, config, recording.texts, progress=self.progress, **num_tokens
+        """A drafter's cost in an engine; its acceptance by its trace, or where texts do not decide it, in an engine."""
+        settings, texts = self.task.settings, recording.texts
+        middle = round(statistics.median(len(text.prompt_ids) + len(text.answer_ids) / 2 for text in texts))
+        trace = trace_drafts(
+            *(name, config, recording, self.target, settings),
+            step_seconds=step_times.seconds(num_rows=1, num_sequences=1, num_context_tokens=middle),
+            progress=self.progress,
+        )
+        cost = measure_drafting_cost(
+            name, self.target, settings, config, texts, step_times, progress=self.progress, clock=self.clock
         )
         kinds = list(recording.by_kind)
         if trace is not None:
@@ -343,10 +354,14 @@ class Profiler:
             acceptance = {name: trace.acceptance()} | _by_kind(name, kinds, trace)
         else:
             where = None
+            num_tokens = recording.info.max_tokens
+            live = measure_live(
+                name, self.target, settings, config, texts, num_tokens=num_tokens, progress=self.progress
+            )
             acceptance = {name: live.acceptance()}
             acceptance |= {f"{name}/{kind}": live.acceptance(kind) for kind in kinds}
         return {
-            "cost": live.cost.to_json(),
+            "cost": cost.to_json(),
             "acceptance": {key: one.to_json() for key, one in acceptance.items()},
             "trace": where,
         }

@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 from forerun.bench.compare import make_engine
-from forerun.bench.draft_walk import WALKED_AT_ONCE, DraftWalk
+from forerun.bench.draft_walk import WALKED_AT_ONCE, DraftWalk, PacedClock
 from forerun.bench.instruments import Progress, no_progress
 from forerun.bench.recording import RecordedText, Recording
 from forerun.bench.replay import standing_nodes
 from forerun.config.settings import EngineSettings
 from forerun.core.draft import Draft
-from forerun.drafters.base import ChoosesDrafters, computes_with_a_model
+from forerun.drafters.base import GoesByClock, computes_with_a_model
 from forerun.engine.adaptive import LEAST_SURVIVAL
 from forerun.errors import ConfigError
 from forerun.llm import LLM
@@ -28,6 +28,7 @@ def trace_drafts(
     target: LoadedTarget,
     settings: EngineSettings,
     *,
+    step_seconds: float | None = None,
     progress: Progress = no_progress,
 ) -> DraftTrace | None:
     """What a configuration's drafter drafts at every place of every text, and what of it stands.
@@ -40,11 +41,13 @@ def trace_drafts(
         recording: the texts.
         target: the model that wrote them.
         settings: of an engine; KV memory follows from the texts.
+        step_seconds: of a step of one sequence, drafting left out. "auto" asks a drafter that computes for as long as that
+            pays: its trace is what it does at this pace. None: then it has none.
         progress: is called with the state of the work.
 
     Returns:
         The trace, or None where texts do not decide it: the verifier draws anew what stands, or the drafter goes by the
-        clock, as "auto" does with a drafter that computes.
+        clock, and nobody says how long steps take.
 
     Raises:
         ForerunError: the configuration (named in the message) is wrong or does not fit the target.
@@ -55,10 +58,11 @@ def trace_drafts(
     speculative = llm.speculative
     if not speculative.num_speculative_tokens:
         raise ConfigError(f"{name}: nothing is drafted (num_speculative_tokens is 0); leave the configuration out")
-    if not can_be_traced(llm, recording):
+    if not can_be_traced(llm, recording, knows_step_seconds=step_seconds is not None):
         return None
     walk = DraftWalk(
         llm=llm,
+        clock=None if step_seconds is None else PacedClock(step_seconds),
         min_survival=LEAST_SURVIVAL if speculative.is_adaptive else 0.0,
         progress=lambda line: progress(f"{name}: {line}"),
     )
@@ -67,10 +71,10 @@ def trace_drafts(
     return DraftTrace.of_texts(name, speculative.method, speculative.num_speculative_tokens, texts)
 
 
-def can_be_traced(llm: LLM, recording: Recording) -> bool:
-    """Whether texts alone decide what an engine drafts, and what of it stands."""
+def can_be_traced(llm: LLM, recording: Recording, *, knows_step_seconds: bool) -> bool:
+    """Whether texts decide what an engine drafts, with the time of a step where that is known, and what of it stands."""
     speculative, drafter = llm.speculative, llm.executor.drafting.drafter
-    if isinstance(speculative.drafter, ChoosesDrafters) and computes_with_a_model(drafter):
+    if not knows_step_seconds and isinstance(drafter, GoesByClock) and computes_with_a_model(drafter):
         return False
     return all(speculative.goes_by_text(text.temperature) for text in recording.texts)
 

@@ -59,7 +59,7 @@ class ReplayedDrafting:
         """Take in how much of each draft a step verifies, before the step is judged."""
         self._num_verified = {planned.seq_id: planned.num_draft for planned in plan.sequences}
 
-    def __call__(self, num_draft_tokens: int) -> float:  # noqa: ARG002 - the signature is `DraftSeconds`
+    def __call__(self, num_sequences: int, num_draft_tokens: int) -> float:  # noqa: ARG002 - the signature is `DraftSeconds`
         """See `DraftSeconds`."""
         seconds, self._seconds = self._seconds, 0.0
         return seconds
@@ -143,6 +143,6 @@ class ProbedDraftSeconds:
     def __init__(self, seconds_per_token: float) -> None:
         self._seconds_per_token = seconds_per_token
 
-    def __call__(self, num_draft_tokens: int) -> float:
+    def __call__(self, num_sequences: int, num_draft_tokens: int) -> float:  # noqa: ARG002 - the signature is `DraftSeconds`
         """See `DraftSeconds`."""
         return self._seconds_per_token * num_draft_tokens

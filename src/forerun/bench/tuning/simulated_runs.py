@@ -86,9 +86,9 @@ class SimulatedRuns:
 
         drafting_seconds = 0.0
 
-        def counted_draft_seconds(num_draft_tokens: int) -> float:
+        def counted_draft_seconds(num_sequences: int, num_draft_tokens: int) -> float:
             nonlocal drafting_seconds
-            seconds = draft_seconds(num_draft_tokens)
+            seconds = draft_seconds(num_sequences, num_draft_tokens)
             drafting_seconds += seconds
             return seconds
 
