@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from forerun.cli.app import main
+from forerun.bench.profiling.profiler import Profiler
+from forerun.cli import profile
+from forerun.cli.app import INTERRUPTED, main
 from forerun.plan.acceptance import AcceptanceProfile
 from forerun.plan.profile import SERVERS_KERNELS, Profile
 from forerun.plan.step_times import DraftingCost
@@ -94,3 +96,22 @@ def test_profiles_of_a_server_are_put_into_one_folder(tmp_path: Path, capsys: py
     assert "has a profile already" in capsys.readouterr().err
     assert main(["profile", "other", *words[2:], "--output-dir", str(tmp_path / "new")]) == 2
     assert "another model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([], "the same command goes on from here"),
+        (["--overwrite"], "the same command without --overwrite goes on from here"),
+    ],
+)
+def test_whoever_interrupts_a_profile_is_told_that_it_goes_on(
+    words: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(_: Profiler) -> Profile:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(profile, "_local", lambda *_: (None, None))
+    monkeypatch.setattr(Profiler, "run", interrupted)
+    assert main(["profile", "tiny", "--output-dir", str(tmp_path / "p"), *words]) == INTERRUPTED
+    assert capsys.readouterr().err.endswith(f"interrupted: {told}\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
@@ -43,6 +44,25 @@ class Answer:
         self.text += delta.text
         self.token_ids += delta.token_ids
         self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
+
+
+@contextmanager
+def resumable(*, without: str | None = None, is_kept: bool = True) -> Iterator[None]:
+    """Tell whoever interrupts a command that it goes on when it is given again.
+
+    Args:
+        without: an option that would begin anew.
+        is_kept: whether anything is kept; if not, nothing is told.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        if is_kept:
+            print(
+                f"interrupted: the same command{f' without {without}' if without else ''} goes on from here",
+                file=sys.stderr,
+            )
+        raise
 
 
 def never() -> bool:

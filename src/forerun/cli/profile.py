@@ -23,7 +23,7 @@ from forerun.cli.bench_compare import read_configs
 from forerun.cli.command import command
 from forerun.cli.input_files import Prompt, read_kinds
 from forerun.cli.options import SPECULATIVE_OPTIONS, EngineOptions, JsonFlag
-from forerun.cli.output import bar
+from forerun.cli.output import bar, resumable
 from forerun.errors import ConfigError
 from forerun.plan.profile import PROFILE_FILE, SERVERS_KERNELS
 
@@ -190,7 +190,7 @@ def profile(
         target, task = _local(model, drafters, grid, engine)
         from forerun.bench.profiling.profiler import Profiler
 
-        with bar() as shown:
+        with resumable(without="--overwrite" if overwrite else None), bar() as shown:
             found = Profiler(
                 target=target,
                 task=task,
@@ -204,7 +204,7 @@ def profile(
         at_server = _at_server(server, model, drafters, grid, engine)
         from forerun.bench.profiling.server_profiler import profile_server
 
-        with bar() as shown:
+        with resumable(without="--overwrite" if overwrite else None), bar() as shown:
             found = profile_server(
                 at_server,
                 folder,

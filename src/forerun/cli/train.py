@@ -19,6 +19,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from forerun.cli import loading
 from forerun.cli.command import command
 from forerun.cli.options import JsonFlag
+from forerun.cli.output import resumable
 from forerun.train.torch_environment import set_torch_environment
 
 if TYPE_CHECKING:
@@ -124,21 +125,16 @@ def train(
     options = {field.name: getattr(training, field.name) for field in fields(training)}
     settings = RunSettings(model=model, output=output, **options)
     console = Console(stderr=True, highlight=False)
-    try:
-        with stage_bars(console) as report, tempfile.TemporaryDirectory() as scratch:
-            run = TrainingRun(replace(settings, output=Path(scratch) / "head") if dry_run else settings, report)
-            if dry_run or not run.is_estimated:
-                estimate = run.estimate()
-                _show_estimate(console, estimate)
-            if dry_run:
-                if json_output:
-                    print(json.dumps(asdict(estimate)))
-                return
-            measured = run.go()
-    except KeyboardInterrupt:
-        if not dry_run:
-            console.print("interrupted: the same command goes on from here", soft_wrap=True)
-        raise
+    with resumable(is_kept=not dry_run), stage_bars(console) as report, tempfile.TemporaryDirectory() as scratch:
+        run = TrainingRun(replace(settings, output=Path(scratch) / "head") if dry_run else settings, report)
+        if dry_run or not run.is_estimated:
+            estimate = run.estimate()
+            _show_estimate(console, estimate)
+        if dry_run:
+            if json_output:
+                print(json.dumps(asdict(estimate)))
+            return
+        measured = run.go()
     if json_output:
         print(json.dumps({"head": str(output), **measured.to_json()}))
     else:

@@ -22,7 +22,7 @@ from forerun.cli.bench_compare import read_configs
 from forerun.cli.command import command
 from forerun.cli.input_files import read_prompts
 from forerun.cli.options import SPECULATIVE_OPTIONS, EngineOptions, JsonFlag
-from forerun.cli.output import status
+from forerun.cli.output import resumable, status
 from forerun.errors import ConfigError
 from forerun.plan.profile import PROFILE_FILE
 
@@ -164,7 +164,7 @@ def tune(
         check_profile(known, settings.engine, settings.space.quantizations, load_target)
     folder = TuningFolder(output, _identity(settings, machine, search.profile))
     console = Console(stderr=True, highlight=False)
-    with status() as progress:
+    with resumable(is_kept=not dry_run), status() as progress:
         tuner = Tuner(settings=settings, folder=folder, load_target=load_target, progress=progress, profile=known)
         if dry_run or not folder.seconds():
             estimate = tuner.estimate()

@@ -11,7 +11,7 @@ import pytest
 from forerun.bench.profiling import step_sweep
 from forerun.bench.profiling.output import PAGE_FILE
 from forerun.bench.profiling.stages import open_stages
-from forerun.errors import ConfigError
+from forerun.errors import ConfigError, ForerunError
 from forerun.plan.dynamo_files import DECODE_FILE, MOCKER_KEYS, PREFILL_FILE, read_arrays, read_decode, read_prefill
 from forerun.plan.profile import Profile
 from forerun.plan.simulation.profiled import profiled_engine, recorded_requests
@@ -72,6 +72,13 @@ def test_a_simulation_of_a_drafter_with_a_model_meets_its_recorded_drafts(folder
     num_steps = sum(one.num_chunks for one in found.requests)
     num_tokens = sum(one.num_output_tokens for one in found.requests)
     assert 3 < num_steps < num_tokens
+
+
+def test_a_drafter_that_cannot_be_made_is_named_before_anything_is_measured(tmp_path: Path) -> None:
+    configs = {"ngram": NGRAM, "gone": draft_model(model="no/such")}
+    with pytest.raises(ForerunError, match=r"gone: .*no/such"):
+        profiler(tmp_path / "p", configs=configs).run()
+    assert not [path.name for path in (tmp_path / "p").rglob("*.json") if path.stem != "identity"]
 
 
 def test_a_verifier_that_draws_anew_is_profiled_by_rates(tmp_path: Path) -> None:

@@ -22,10 +22,13 @@ from forerun.models.base import LoadedTarget
 from forerun.plan.acceptance import AcceptanceProfile
 from forerun.plan.step_times import DraftingCost, DraftingSample, StepTimeModel
 
-BATCH_SIZES = (1, 4, 16)
+BATCHES = {1: 3, 4: 1, 16: 1}
+"""Sizes of batches, and how many of each are answered for each kind of prompts: single texts have few steps with drafts."""
+
 LIVE_BATCH_SIZES = (1, 4)
-NUM_TOKENS = 48  # of each answer, where only the cost is measured
+NUM_TOKENS = 64  # of each answer, where only the cost is measured
 NUM_WARMUP_STEPS = 4
+LEAST_MEMORY = 0.25  # times as long as in the step times: plain steps that are quicker were mismeasured
 INTERRUPTED = 3.0  # a step so many times as slow as the median of its batch was interrupted, and does not count
 
 
@@ -70,7 +73,7 @@ def measure_drafting_cost(
 
     A step's cost of drafting is all that it takes beyond the step times of its rows: asking the drafter, and what comes
     with drafts (hidden states and candidates that it reads, the choice of lengths, what it learns). The plain steps of the
-    same batch, before and after, say how fast the machine is meanwhile. The configuration chooses the lengths of its drafts.
+    same batch, which wait for memory, say how fast that is meanwhile. The configuration chooses the lengths of its drafts.
 
     Args:
         name: of the configuration.
@@ -86,19 +89,19 @@ def measure_drafting_cost(
         ForerunError: the configuration (named in the message) does not fit the model.
     """
     longest = max(len(text.prompt_ids) for text in texts) + NUM_TOKENS
-    sizes = [size for size in BATCH_SIZES if size <= settings.max_num_seqs]
+    sizes = [size for size in BATCHES if size <= settings.max_num_seqs]
     plain, drafting = (
         make_engine(name, target, settings, one, num_sequences=max(sizes), longest=longest) for one in (None, config)
     )
     samples: list[DraftingSample] = []
     for size in sizes:
         for kind, of_kind in _by_kind(texts).items():
-            progress(f"{name}: {kind}, {size} at once")
-            before, found, after = (
-                _timed_steps(llm, of_kind[:size], f"{kind}-{size}-{place}", clock)
-                for place, llm in enumerate((plain, drafting, plain))
-            )
-            samples += _samples([*before, *after], found, step_times)
+            for number in range(BATCHES[size]):
+                progress(f"{name}: {kind}, {size} at once")
+                batch = of_kind[number * size : (number + 1) * size]
+                in_turn = (plain, drafting) if number % 2 == 0 else (drafting, plain)
+                found = {llm: _timed_steps(llm, batch, f"{kind}-{size}-{number}", clock) for llm in in_turn if batch}
+                samples += _samples(found.get(plain, ()), found.get(drafting, ()), step_times)
     # a drafter that found nothing to say in these texts costs about nothing
     return DraftingCost.fit(samples) if samples else DraftingCost()
 
@@ -106,13 +109,17 @@ def measure_drafting_cost(
 def _samples(
     plain: Sequence[_TimedStep], drafting: Sequence[_TimedStep], step_times: StepTimeModel
 ) -> Iterator[DraftingSample]:
-    """What drafting took in steps of the same batch, at the speed of the step times."""
+    """What drafting took in steps of the same batch, with memory as fast as in the plain ones."""
     if not plain or not drafting:
         return
-    now = sum(one.seconds for one in plain) / sum(step_times.of_shape(one.step.shape) for one in plain)
+    double = step_times.scaled(memory=2.0)
+    at_all = sum(step_times.of_shape(one.step.shape) for one in plain)
+    reading = sum(double.of_shape(one.step.shape) for one in plain) - at_all
+    memory = 1.0 + (sum(one.seconds for one in plain) - at_all) / reading
+    now = step_times.scaled(memory=max(LEAST_MEMORY, memory))
     for one in drafting:
         if one.step.num_drafted:
-            seconds = one.seconds / now - step_times.of_shape(one.step.shape)
+            seconds = one.seconds - now.of_shape(one.step.shape)
             yield DraftingSample(one.step.shape.num_sequences, one.step.num_drafted, seconds)
 
 

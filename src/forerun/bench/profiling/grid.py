@@ -165,7 +165,7 @@ class ProfileGrid:
         places = -(-num_texts // batch_size) * self.max_tokens
         recording = places * step * 1.3  # log probabilities are kept
         reading = num_texts * times.ttft_seconds(256 + self.max_tokens)
-        return recording + num_configs * (2.0 + 144 * 3 * num_kinds * step) + num_with_model * (places * step + reading)
+        return recording + num_configs * (2.0 + 540 * num_kinds * step) + num_with_model * (places * step + reading)
 
     def to_json(self) -> dict[str, Any]:
         """All fields, tuples as lists."""

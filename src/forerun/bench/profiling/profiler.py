@@ -31,7 +31,7 @@ from forerun.bench.profiling.grid import GRIDS, NUM_WARMUP_ROUNDS, ROUGH_GRID, P
 from forerun.bench.profiling.output import write_outputs
 from forerun.bench.profiling.stages import Stages, begun_identity, digest, open_stages
 from forerun.bench.profiling.step_sweep import RoundResult, level_rounds, step_sweep
-from forerun.bench.profiling.traces import trace_drafts
+from forerun.bench.profiling.traces import step_seconds_of_texts, trace_drafts
 from forerun.bench.recording import Recording, read_recording, record, write_recording
 from forerun.bench.replay import drafts_from_text
 from forerun.config.settings import EngineSettings
@@ -51,6 +51,7 @@ ROUGH_ROUND = -2  # its number; warming up is -1
 REST_SECONDS = 2.0
 SECONDS_TO_FINISH = 3.0  # engines are made, files written, pictures drawn
 RECORDED_AT_ONCE = 8
+CHECKED_TOKENS = 64  # room for these is enough to make an engine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +121,7 @@ class Profiler:
         num_ended = len(stages.names())
         if num_ended:
             self.announce(f"{self.folder} has {num_ended} finished stage(s); going on from there")
+        self._check_configs(stages)
         of_rounds, of_texts = grid.seconds_of_rounds(times), self._text_seconds(grid, times)
         work = Work(of_rounds + of_texts, self.advance)
         rounds = self._rounds(llm, grid, stages, work, seconds=of_rounds)
@@ -133,6 +135,13 @@ class Profiler:
             self.announce("there is no page of plots, as matplotlib is not installed; pip install 'forerun[bench]'")
         profile.save(self.folder)  # last: a folder with profile.json is whole
         return profile
+
+    def _check_configs(self, stages: Stages) -> None:
+        """Make each drafter that is still to be measured, so that what is wrong is said before hours of measuring."""
+        for number, (name, config) in enumerate(self.task.configs.items()):
+            if stages.get(_drafter_stage(number)) is None:
+                self.progress(f"looking at {name}")
+                make_engine(name, self.target, self.task.settings, config, num_sequences=1, longest=CHECKED_TOKENS)
 
     def _sweep_engine(self) -> LLM:
         """The engine as it will run, with a drafter that fills drafts."""
@@ -288,7 +297,7 @@ class Profiler:
         traces: dict[str, Path] = {}
         step_times = StepTimeModel.fit(level_rounds(rounds))
         for number, (name, config) in enumerate(self.task.configs.items()):
-            stage = f"drafter-{number}"
+            stage = _drafter_stage(number)
             if stages.get(stage) is None:
                 stages.keep(stage, self._measure_drafter(name, number, config, recording, step_times))
             found = stages.load(stage, _MeasuredDrafter.from_json)
@@ -337,10 +346,9 @@ class Profiler:
     ) -> dict[str, Any]:
         """A drafter's cost in an engine; its acceptance by its trace, or where texts do not decide it, in an engine."""
         settings, texts = self.task.settings, recording.texts
-        middle = round(statistics.median(len(text.prompt_ids) + len(text.answer_ids) / 2 for text in texts))
         trace = trace_drafts(
             *(name, config, recording, self.target, settings),
-            step_seconds=step_times.seconds(num_rows=1, num_sequences=1, num_context_tokens=middle),
+            step_seconds=step_seconds_of_texts(step_times, recording),
             progress=self.progress,
         )
         cost = measure_drafting_cost(
@@ -379,6 +387,10 @@ class _MeasuredDrafter(NamedTuple):
         """What `Profiler` kept."""
         acceptance = {key: AcceptanceProfile.from_json(one) for key, one in record["acceptance"].items()}
         return cls(DraftingCost.from_json(record["cost"]), acceptance, record["trace"])
+
+
+def _drafter_stage(number: int) -> str:
+    return f"drafter-{number}"
 
 
 def _by_kind(name: str, kinds: Sequence[str], trace: DraftTrace) -> dict[str, AcceptanceProfile]:

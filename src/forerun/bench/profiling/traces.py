@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -19,6 +20,7 @@ from forerun.errors import ConfigError
 from forerun.llm import LLM
 from forerun.models.base import LoadedTarget
 from forerun.plan.draft_trace import NOTHING, DraftTrace, TracedDraft, TracedText
+from forerun.plan.step_times import StepTimeModel
 
 
 def trace_drafts(
@@ -69,6 +71,12 @@ def trace_drafts(
     drafts = walk.drafts(list(zip(recording.texts, recording.seeds, strict=True)))
     texts = [_traced(text, found) for text, found in zip(recording.texts, drafts, strict=True)]
     return DraftTrace.of_texts(name, speculative.method, speculative.num_speculative_tokens, texts)
+
+
+def step_seconds_of_texts(step_times: StepTimeModel, recording: Recording) -> float:
+    """What a step of one sequence takes in the middle of these texts, drafting left out."""
+    lengths = [len(text.prompt_ids) + len(text.answer_ids) // 2 for text in recording.texts]
+    return step_times.seconds(num_rows=1, num_sequences=1, num_context_tokens=round(statistics.median(lengths)))
 
 
 def can_be_traced(llm: LLM, recording: Recording, *, knows_step_seconds: bool) -> bool:
