@@ -290,6 +290,7 @@ def _report(arguments: argparse.Namespace) -> int:
             "serving": asdict(serving),
             "speed": arguments.speed,
             "step_times": profile.step_times.to_json(),
+            "drafting": {name: cost.to_json() for name, cost in profile.drafting.items()},
             "profile_gigabytes_per_second": profile.gigabytes_per_second,
             "num_rounds": max(len(one.errors_by_round) for one in compared),
             "drift": drift,

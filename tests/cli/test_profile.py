@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from forerun.bench.profiling.profiler import Profiler
+from forerun.bench.profiling.stages import STAGES
 from forerun.cli import profile
 from forerun.cli.app import INTERRUPTED, main
 from forerun.plan.acceptance import AcceptanceProfile
@@ -108,10 +109,23 @@ def test_profiles_of_a_server_are_put_into_one_folder(tmp_path: Path, capsys: py
 def test_whoever_interrupts_a_profile_is_told_that_it_goes_on(
     words: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def interrupted(_: Profiler) -> Profile:
+    def interrupted(measuring: Profiler) -> Profile:
+        (measuring.folder / STAGES).mkdir(parents=True)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(profile, "_local", lambda *_: (None, None))
     monkeypatch.setattr(Profiler, "run", interrupted)
     assert main(["profile", "tiny", "--output-dir", str(tmp_path / "p"), *words]) == INTERRUPTED
     assert capsys.readouterr().err.endswith(f"interrupted: {told}\n")
+
+
+def test_an_interruption_before_anything_is_kept_tells_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(_: Profiler) -> Profile:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(profile, "_local", lambda *_: (None, None))
+    monkeypatch.setattr(Profiler, "run", interrupted)
+    assert main(["profile", "tiny", "--output-dir", str(tmp_path / "p")]) == INTERRUPTED
+    assert "interrupted" not in capsys.readouterr().err

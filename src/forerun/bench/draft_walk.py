@@ -77,11 +77,17 @@ class PacedClock:
         """Seconds."""
         return self._clock() + self._passed
 
-    def pass_place(self, num_stood: int) -> None:
-        """Go on to the next token, where so many drafted tokens would have stood: a step takes as many places as drafts give."""
+    def pass_place(self, num_stood: int, *, draft_seconds: float) -> None:
+        """Go on to the next token: the time of a step and its drafts, over the tokens that a step gives on average.
+
+        Args:
+            num_stood: drafted tokens that would have stood at this place.
+            draft_seconds: that drafting has just taken, which an engine pays once a step, not at each place.
+        """
         self._num_places += 1
         self._num_stood += num_stood
-        self._passed += self._step_seconds * self._num_places / (self._num_places + self._num_stood)
+        share = self._num_places / (self._num_places + self._num_stood)
+        self._passed += share * self._step_seconds - (1.0 - share) * draft_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,8 +191,11 @@ class DraftWalk:
         limit = self.llm.speculative.num_speculative_tokens
         with ExitStack() as stack:
             requests = [stack.enter_context(one.request(limit=limit, min_survival=self.min_survival)) for one in asked]
+            start = time.perf_counter()
             drafts = drafting.propose(requests, self.llm.executor.cache.features) if requests else []
+            seconds = time.perf_counter() - start
         for one, draft in zip(asked, drafts, strict=True):
             if self.clock is not None:
-                self.clock.pass_place(len(standing_nodes(draft, one.text.answer_ids, one.place)))
+                num_stood = len(standing_nodes(draft, one.text.answer_ids, one.place))
+                self.clock.pass_place(num_stood, draft_seconds=seconds / len(asked))
             one.drafts.append(draft if draft.probs is None else replace(draft, probs=None))

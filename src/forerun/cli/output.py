@@ -47,17 +47,17 @@ class Answer:
 
 
 @contextmanager
-def resumable(*, without: str | None = None, is_kept: bool = True) -> Iterator[None]:
+def resumable(keeps: Callable[[], bool], *, without: str | None = None) -> Iterator[None]:
     """Tell whoever interrupts a command that it goes on when it is given again.
 
     Args:
+        keeps: whether anything is kept by then; if not, nothing is told.
         without: an option that would begin anew.
-        is_kept: whether anything is kept; if not, nothing is told.
     """
     try:
         yield
     except KeyboardInterrupt:
-        if is_kept:
+        if keeps():
             print(
                 f"interrupted: the same command{f' without {without}' if without else ''} goes on from here",
                 file=sys.stderr,

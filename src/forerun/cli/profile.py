@@ -16,7 +16,7 @@ from cyclopts import Group, Parameter, Token
 from rich.console import Console
 from rich.table import Table
 
-from forerun.bench.profiling.stages import check_folder
+from forerun.bench.profiling.stages import check_folder, is_begun
 from forerun.cli import loading
 from forerun.cli.bench import parse_numbers
 from forerun.cli.bench_compare import read_configs
@@ -190,7 +190,7 @@ def profile(
         target, task = _local(model, drafters, grid, engine)
         from forerun.bench.profiling.profiler import Profiler
 
-        with resumable(without="--overwrite" if overwrite else None), bar() as shown:
+        with resumable(lambda: is_begun(folder), without="--overwrite" if overwrite else None), bar() as shown:
             found = Profiler(
                 target=target,
                 task=task,
@@ -204,7 +204,7 @@ def profile(
         at_server = _at_server(server, model, drafters, grid, engine)
         from forerun.bench.profiling.server_profiler import profile_server
 
-        with resumable(without="--overwrite" if overwrite else None), bar() as shown:
+        with resumable(lambda: is_begun(folder), without="--overwrite" if overwrite else None), bar() as shown:
             found = profile_server(
                 at_server,
                 folder,

@@ -125,7 +125,7 @@ def train(
     options = {field.name: getattr(training, field.name) for field in fields(training)}
     settings = RunSettings(model=model, output=output, **options)
     console = Console(stderr=True, highlight=False)
-    with resumable(is_kept=not dry_run), stage_bars(console) as report, tempfile.TemporaryDirectory() as scratch:
+    with resumable(lambda: not dry_run), stage_bars(console) as report, tempfile.TemporaryDirectory() as scratch:
         run = TrainingRun(replace(settings, output=Path(scratch) / "head") if dry_run else settings, report)
         if dry_run or not run.is_estimated:
             estimate = run.estimate()

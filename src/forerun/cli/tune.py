@@ -164,7 +164,7 @@ def tune(
         check_profile(known, settings.engine, settings.space.quantizations, load_target)
     folder = TuningFolder(output, _identity(settings, machine, search.profile))
     console = Console(stderr=True, highlight=False)
-    with resumable(is_kept=not dry_run), status() as progress:
+    with resumable(lambda: not dry_run), status() as progress:
         tuner = Tuner(settings=settings, folder=folder, load_target=load_target, progress=progress, profile=known)
         if dry_run or not folder.seconds():
             estimate = tuner.estimate()

@@ -8,7 +8,7 @@ import pytest
 from forerun.bench.profiling.drafting import measure_drafting_cost
 from forerun.bench.profiling.filling import FillingDrafter
 from forerun.bench.recording import RecordedText
-from forerun.core.draft import Draft
+from forerun.core.draft import NO_DRAFT, Draft
 from forerun.drafters.base import DraftContext, TargetInfo
 from forerun.plan.step_times import DraftingCost, StepTimeModel
 from tests.bench.profiling.tiny import NGRAM, settings
@@ -78,10 +78,26 @@ def test_a_cost_is_what_steps_take_longer_than_without_drafts_however_fast_memor
     assert cost.seconds(3, 6) == pytest.approx(0.005, rel=0.05)
 
 
+def test_what_few_steps_draft_counts_however_long_it_takes() -> None:
+    machine, calls = Machine(), 0
+
+    class DraftsSeldom(FillingDrafter):
+        def propose(self, context: DraftContext) -> list[Draft]:
+            nonlocal calls
+            calls += 1
+            if calls % 3:
+                return [NO_DRAFT] * len(context.requests)
+            drafts = super().propose(context)
+            machine.now += 0.02 * sum(len(draft.token_ids) for draft in drafts)  # four times as long as a step, or more
+            return drafts
+
+    cost = cost_of(machine, DraftsSeldom)
+    assert cost.seconds(1, 2) == pytest.approx(0.04, rel=0.05)
+    assert cost.seconds(1, 0) == pytest.approx(0.0, abs=0.002)
+
+
 def test_a_drafter_that_finds_nothing_costs_nothing() -> None:
     machine = Machine()
     config = NGRAM | {"prompt_lookup_min": 8, "prompt_lookup_max": 8}
-    assert (
-        measure_drafting_cost("none", tiny_target(), settings(), config, texts(), FLAT, clock=machine.clock)
-        == DraftingCost()
-    )
+    cost = measure_drafting_cost("none", tiny_target(), settings(), config, texts(), FLAT, clock=machine.clock)
+    assert cost.seconds(4, 0) == pytest.approx(0.0, abs=1e-9)

@@ -128,11 +128,13 @@ def test_auto_asks_a_model_where_its_time_is_short_beside_that_of_a_step(monkeyp
 
 
 def test_a_walks_clock_passes_by_what_its_drafts_would_spare() -> None:
-    clock = PacedClock(0.3, clock=lambda: 5.0)
-    clock.pass_place(0)
+    now = 5.0
+    clock = PacedClock(0.3, clock=lambda: now)
+    clock.pass_place(0, draft_seconds=0.0)
     assert clock() == pytest.approx(5.3)
-    clock.pass_place(4)  # six places in two steps' time: a third of a step each
-    assert clock() == pytest.approx(5.4)
+    now += 0.6  # the second draft
+    clock.pass_place(4, draft_seconds=0.6)  # six places in two steps' time: a third of a step, and of its draft, each
+    assert clock() == pytest.approx(5.3 + 0.1 + 0.2)
 
 
 def test_what_cannot_be_traced_is_refused_by_its_name() -> None:

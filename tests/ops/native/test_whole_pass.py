@@ -73,6 +73,7 @@ def test_a_pass_in_one_call_has_the_bits_of_its_parts(kernels, variant, weight_f
 )
 def test_rows_without_logits_change_no_bit_of_the_others_and_leave_their_keys(kernels, judged, variant, weight_format):
     decoder = native_decoder(kernels, variant, weight_format=weight_format)
+    assert decoder._whole is not None
     for seed in range(3):  # other sequences are trees
         batch, num_blocks = random_pass(decoder, seed, features=frozenset({"hidden.0"}), judged=judged)
         found = run(kernels, decoder, batch, num_blocks)

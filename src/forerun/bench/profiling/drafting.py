@@ -11,6 +11,7 @@ from typing import Any
 from forerun.bench.compare import make_engine
 from forerun.bench.instruments import Clock, Progress, no_progress
 from forerun.bench.profiling.filling import ExecutedStep, ObservedExecutor
+from forerun.bench.profiling.grid import DRAFTING_BATCHES, DRAFTING_TOKENS
 from forerun.bench.recording import RecordedText
 from forerun.config.settings import EngineSettings
 from forerun.core.sampling_params import SamplingParams
@@ -22,14 +23,10 @@ from forerun.models.base import LoadedTarget
 from forerun.plan.acceptance import AcceptanceProfile
 from forerun.plan.step_times import DraftingCost, DraftingSample, StepTimeModel
 
-BATCHES = {1: 3, 4: 1, 16: 1}
-"""Sizes of batches, and how many of each are answered for each kind of prompts: single texts have few steps with drafts."""
-
 LIVE_BATCH_SIZES = (1, 4)
-NUM_TOKENS = 64  # of each answer, where only the cost is measured
 NUM_WARMUP_STEPS = 4
-LEAST_MEMORY = 0.25  # times as long as in the step times: plain steps that are quicker were mismeasured
-INTERRUPTED = 3.0  # a step so many times as slow as the median of its batch was interrupted, and does not count
+LEAST_SLOWNESS = 0.25  # of memory, beside the step times: where it comes out lower, the machine is quicker in all
+INTERRUPTED = 5.0  # a step so many times as slow as the median of its like was interrupted, and does not count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +68,7 @@ def measure_drafting_cost(
 ) -> DraftingCost:
     """Answer recorded prompts again, in batches of different sizes, with a configuration and without drafts in turn.
 
-    A step's cost of drafting is all that it takes beyond the step times of its rows: asking the drafter, and what comes
+    A step's cost of drafting, also where nothing is found, is all that it takes beyond the step times of its rows: asking the drafter, and what comes
     with drafts (hidden states and candidates that it reads, the choice of lengths, what it learns). The plain steps of the
     same batch, which wait for memory, say how fast that is meanwhile. The configuration chooses the lengths of its drafts.
 
@@ -88,21 +85,20 @@ def measure_drafting_cost(
     Raises:
         ForerunError: the configuration (named in the message) does not fit the model.
     """
-    longest = max(len(text.prompt_ids) for text in texts) + NUM_TOKENS
-    sizes = [size for size in BATCHES if size <= settings.max_num_seqs]
+    longest = max(len(text.prompt_ids) for text in texts) + DRAFTING_TOKENS
+    sizes = [size for size in DRAFTING_BATCHES if size <= settings.max_num_seqs]
     plain, drafting = (
         make_engine(name, target, settings, one, num_sequences=max(sizes), longest=longest) for one in (None, config)
     )
     samples: list[DraftingSample] = []
     for size in sizes:
         for kind, of_kind in _by_kind(texts).items():
-            for number in range(BATCHES[size]):
+            for number in range(DRAFTING_BATCHES[size]):
                 progress(f"{name}: {kind}, {size} at once")
                 batch = of_kind[number * size : (number + 1) * size]
                 in_turn = (plain, drafting) if number % 2 == 0 else (drafting, plain)
                 found = {llm: _timed_steps(llm, batch, f"{kind}-{size}-{number}", clock) for llm in in_turn if batch}
                 samples += _samples(found.get(plain, ()), found.get(drafting, ()), step_times)
-    # a drafter that found nothing to say in these texts costs about nothing
     return DraftingCost.fit(samples) if samples else DraftingCost()
 
 
@@ -112,22 +108,28 @@ def _samples(
     """What drafting took in steps of the same batch, with memory as fast as in the plain ones."""
     if not plain or not drafting:
         return
-    double = step_times.scaled(memory=2.0)
-    at_all = sum(step_times.of_shape(one.step.shape) for one in plain)
-    reading = sum(double.of_shape(one.step.shape) for one in plain) - at_all
-    memory = 1.0 + (sum(one.seconds for one in plain) - at_all) / reading
-    now = step_times.scaled(memory=max(LEAST_MEMORY, memory))
+    todays_times = _todays_times(plain, step_times)
     for one in drafting:
-        if one.step.num_drafted:
-            seconds = one.seconds - now.of_shape(one.step.shape)
-            yield DraftingSample(one.step.shape.num_sequences, one.step.num_drafted, seconds)
+        seconds = one.seconds - todays_times.of_shape(one.step.shape)
+        yield DraftingSample(one.step.shape.num_sequences, one.step.num_drafted, seconds)
+
+
+def _todays_times(plain: Sequence[_TimedStep], step_times: StepTimeModel) -> StepTimeModel:
+    """Step times with memory as slow as plain steps, which mostly wait for it, are now."""
+    measured, expected = sum(one.seconds for one in plain), sum(step_times.of_shape(one.step.shape) for one in plain)
+    slow_memory = step_times.scaled(memory=2.0)
+    seconds_of_reading = sum(slow_memory.of_shape(one.step.shape) for one in plain) - expected
+    slowness = 1.0 + (measured - expected) / seconds_of_reading
+    if slowness >= LEAST_SLOWNESS:
+        return step_times.scaled(memory=slowness)
+    return step_times.scaled(memory=measured / expected, arithmetic=measured / expected)
 
 
 def _timed_steps(llm: LLM, texts: Sequence[RecordedText], name: str, clock: Clock) -> list[_TimedStep]:
-    """Answer prompts at once; the steps that read no prompt and were not interrupted, without the first."""
+    """Answer prompts at once; the steps that read no prompt and were not interrupted, without the first ones."""
     observed = ObservedExecutor(llm.engine.parts.executor)
     engine = Engine(replace(llm.engine.parts, executor=observed))
-    _add(engine, texts, name, num_tokens=NUM_TOKENS)
+    _add(engine, texts, name, num_tokens=DRAFTING_TOKENS)
     found = []
     while engine.has_work:
         start = clock()
@@ -136,8 +138,9 @@ def _timed_steps(llm: LLM, texts: Sequence[RecordedText], name: str, clock: Cloc
         if not observed.steps[-1].num_prompts:
             found.append(_TimedStep(observed.steps[-1], seconds))
     found = found[NUM_WARMUP_STEPS:]
-    most = INTERRUPTED * statistics.median(one.seconds for one in found) if found else 0.0
-    return [one for one in found if one.seconds <= most]
+    alike = [[one for one in found if bool(one.step.num_drafted) == has_drafted] for has_drafted in (False, True)]
+    most = [INTERRUPTED * statistics.median(one.seconds for one in some) if some else 0.0 for some in alike]
+    return [one for some, limit in zip(alike, most, strict=True) for one in some if one.seconds <= limit]
 
 
 def measure_live(
@@ -147,7 +150,7 @@ def measure_live(
     config: Mapping[str, Any],
     texts: Sequence[RecordedText],
     *,
-    num_tokens: int = NUM_TOKENS,
+    num_tokens: int,
     progress: Progress = no_progress,
 ) -> LiveDrafts:
     """Answer recorded prompts again with a configuration, and see which drafts stand.

@@ -16,6 +16,12 @@ MOST_ROWS = 384
 MIXED_ROWS = (64, 256)
 """Tokens of the prompts that are read while others decode."""
 
+DRAFTING_BATCHES = {1: 3, 4: 1, 16: 1}
+"""Sizes of the batches in which the cost of drafting is measured, and how many of each for each class of prompts: a single text has
+few steps with drafts."""
+
+DRAFTING_TOKENS = 64  # of each answer there
+
 SECONDS_OF_SETUP = 0.05  # of a batch: copies of KV, requests
 NUM_WARMUP_ROUNDS = 1
 
@@ -164,8 +170,13 @@ class ProfileGrid:
         step = times.seconds(num_rows=batch_size, num_sequences=batch_size, num_context_tokens=batch_size * 256)
         places = -(-num_texts // batch_size) * self.max_tokens
         recording = places * step * 1.3  # log probabilities are kept
+        num_steps = (
+            2 * DRAFTING_TOKENS * sum(DRAFTING_BATCHES.values())
+        )  # without drafts, and at most as many with them
         reading = num_texts * times.ttft_seconds(256 + self.max_tokens)
-        return recording + num_configs * (2.0 + 540 * num_kinds * step) + num_with_model * (places * step + reading)
+        return (
+            recording + num_configs * (2.0 + num_steps * num_kinds * step) + num_with_model * (places * step + reading)
+        )
 
     def to_json(self) -> dict[str, Any]:
         """All fields, tuples as lists."""

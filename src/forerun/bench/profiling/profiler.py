@@ -114,6 +114,7 @@ class Profiler:
             ForerunError: the folder has something else, a configuration or prompt does not fit, or memory is short.
         """
         self._started = time.monotonic()
+        self._check_configs()
         llm = self._sweep_engine()
         times = self._rough_times(llm)
         grid = self._grid(llm, times)
@@ -121,7 +122,6 @@ class Profiler:
         num_ended = len(stages.names())
         if num_ended:
             self.announce(f"{self.folder} has {num_ended} finished stage(s); going on from there")
-        self._check_configs(stages)
         of_rounds, of_texts = grid.seconds_of_rounds(times), self._text_seconds(grid, times)
         work = Work(of_rounds + of_texts, self.advance)
         rounds = self._rounds(llm, grid, stages, work, seconds=of_rounds)
@@ -136,10 +136,11 @@ class Profiler:
         profile.save(self.folder)  # last: a folder with profile.json is whole
         return profile
 
-    def _check_configs(self, stages: Stages) -> None:
+    def _check_configs(self) -> None:
         """Make each drafter that is still to be measured, so that what is wrong is said before hours of measuring."""
+        begun = Stages(self.folder)
         for number, (name, config) in enumerate(self.task.configs.items()):
-            if stages.get(_drafter_stage(number)) is None:
+            if self.overwrite or not begun.path(_drafter_stage(number)).exists():
                 self.progress(f"looking at {name}")
                 make_engine(name, self.target, self.task.settings, config, num_sequences=1, longest=CHECKED_TOKENS)
 

@@ -92,6 +92,11 @@ def check_folder(folder: Path, *, overwrite: bool = False) -> None:
         )
 
 
+def is_begun(folder: Path) -> bool:
+    """Whether a folder has a profile that goes on when it is measured again."""
+    return (folder / STAGES).is_dir() and not (folder / PROFILE_FILE).is_file()
+
+
 def begun_identity(folder: Path) -> dict[str, Any] | None:
     """What the measurement in a folder depends on; None where none was begun.
 

@@ -128,8 +128,8 @@ void attend_items(const Pass& pass, const AttentionShape& shape, const Stored* q
     attend_by(AttentionBlock<Stored>(pass, shape, query, key, value, scratch, out_width));
 }
 
-// The rows of a pass whose residual stream is wanted behind a layer, as a pass of their own: of all others the layer computes only
-// keys and values.
+// The rows of a pass whose residual stream is wanted behind a layer, as a pass of their own: of all others the layer computes
+// nothing behind its keys and values.
 struct WantedRows {
     Pass pass;
     const int64_t* places;  // of each row of the whole pass among these, or -1; null: all are wanted
@@ -172,7 +172,7 @@ class JudgedRows {
     }
 
   private:
-    static constexpr int64_t kNone = -1, kJudged = 0;
+    static constexpr int64_t kNone = -1, kJudged = -2;  // until each judged row has its place
 
     int64_t num_rows() const { return static_cast<int64_t>(slots_.size()); }
 
