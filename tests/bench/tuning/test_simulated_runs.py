@@ -38,7 +38,7 @@ def no_trace(_):
 
 
 def half_right(_):
-    return Probe(conditional_acceptance=(0.5,), seconds_per_draft_token=0.0)
+    return Probe(conditional_acceptance=(0.5,), seconds_per_draft=0.0)
 
 
 def both(of, *, trace=no_trace, probe=no_probe):
@@ -91,9 +91,7 @@ def test_a_drafter_with_a_model_accepts_in_a_simulated_run_what_it_does_in_a_rea
 
 def test_a_verifier_that_draws_anew_is_simulated_by_the_rates_of_a_real_run():
     of = workload(temperature=1.0)
-    _, simulated = both(
-        of, trace=None, probe=lambda _: Probe(conditional_acceptance=(1.0, 0.0), seconds_per_draft_token=0)
-    )
+    _, simulated = both(of, trace=None, probe=lambda _: Probe(conditional_acceptance=(1.0, 0.0), seconds_per_draft=0))
     config = draft_model(draft_sample_method="probabilistic", rejection_sample_method="standard")
     assert simulated.simulate(candidate(config)).acceptance_length == pytest.approx(2.0, rel=0.1)
 
@@ -144,7 +142,7 @@ def test_a_drafter_with_a_model_is_probed_once_whatever_the_limits():
 
     def probe(one):
         asked.append(one.name)
-        return Probe(conditional_acceptance=(1.0, 0.0), seconds_per_draft_token=0.0)
+        return Probe(conditional_acceptance=(1.0, 0.0), seconds_per_draft=0.0)
 
     _, simulated = both(workload(), probe=probe)
     config = draft_model(num_speculative_tokens=2)
@@ -160,7 +158,7 @@ def test_a_probe_says_how_a_drafter_with_a_model_does():
     config = draft_model(num_speculative_tokens=2)
     found = real.probe(candidate(config), 2)
     assert 0.0 < found.conditional_acceptance[0] <= 1.0
-    assert found.seconds_per_draft_token > 0.0
+    assert found.seconds_per_draft > 0.0
 
 
 def test_a_wrong_configuration_is_named():

@@ -26,7 +26,7 @@ class Probe:
     """What a short real run showed of a drafter that computes with a model, or whose verifier does not go by the text."""
 
     conditional_acceptance: tuple[float, ...]  # by position, given that it was reached
-    seconds_per_draft_token: float
+    seconds_per_draft: float  # of one sequence, after one step
 
 
 @dataclass(slots=True, kw_only=True)
@@ -79,7 +79,7 @@ class RealRuns:
         counts: SpeculationStats = llm.stats.speculation
         return Probe(
             conditional_acceptance=tuple(counts.conditional_acceptance) or (0.0,),
-            seconds_per_draft_token=llm.stats.times.draft / max(1, counts.num_draft_tokens),
+            seconds_per_draft=llm.stats.times.draft / max(1, counts.num_steps),
         )
 
     def engine(self, candidate: Candidate) -> LLM:

@@ -138,11 +138,14 @@ class ReplayedDrafting:
 
 
 class ProbedDraftSeconds:
-    """How long a drafter with a model drafts: in proportion to its tokens, as a short real run showed."""
+    """How long a drafter with a model drafts: as long for each sequence as a short real run showed.
 
-    def __init__(self, seconds_per_token: float) -> None:
-        self._seconds_per_token = seconds_per_token
+    Not by its tokens: of what is drafted a real run counts only what it verifies.
+    """
 
-    def __call__(self, num_sequences: int, num_draft_tokens: int) -> float:  # noqa: ARG002 - the signature is `DraftSeconds`
+    def __init__(self, seconds_per_draft: float) -> None:
+        self._seconds_per_draft = seconds_per_draft
+
+    def __call__(self, num_sequences: int, num_draft_tokens: int) -> float:  # noqa: ARG002 - the signature is `DraftSeconds`  # noqa: ARG002 - the signature is `DraftSeconds`
         """See `DraftSeconds`."""
-        return self._seconds_per_token * num_draft_tokens
+        return self._seconds_per_draft * num_sequences

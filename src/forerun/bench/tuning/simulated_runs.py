@@ -173,7 +173,7 @@ class SimulatedRuns:
             traced: Drafting = ConditionalAcceptance(probe.conditional_acceptance)
             if trace is not None:
                 traced = TracedDrafting.repeating(trace)
-            self._found[key] = traced, ProbedDraftSeconds(probe.seconds_per_draft_token)
+            self._found[key] = traced, ProbedDraftSeconds(probe.seconds_per_draft)
         return self._found[key]
 
     def _is_replayable(self, speculative: SpeculativeConfig, drafter: Drafter) -> bool:
