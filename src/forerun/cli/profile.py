@@ -182,6 +182,7 @@ def profile(
         raise ConfigError("--speculative-config: profile takes configurations from --configs; write this one there")
     folder = Path(f"profile-{Path(model).name}") if output_dir is None else output_dir
     check_folder(folder, overwrite=overwrite)
+    interruptible = resumable(lambda: is_begun(folder), without="--overwrite" if overwrite else None)
     if server.merge is not None:
         _refuse_measuring(drafters, grid, engine)
         found = _merged(model, server.merge)
@@ -190,7 +191,7 @@ def profile(
         target, task = _local(model, drafters, grid, engine)
         from forerun.bench.profiling.profiler import Profiler
 
-        with resumable(lambda: is_begun(folder), without="--overwrite" if overwrite else None), bar() as shown:
+        with interruptible, bar() as shown:
             found = Profiler(
                 target=target,
                 task=task,
@@ -204,7 +205,7 @@ def profile(
         at_server = _at_server(server, model, drafters, grid, engine)
         from forerun.bench.profiling.server_profiler import profile_server
 
-        with resumable(lambda: is_begun(folder), without="--overwrite" if overwrite else None), bar() as shown:
+        with interruptible, bar() as shown:
             found = profile_server(
                 at_server,
                 folder,

@@ -379,7 +379,7 @@ def _check_samples(samples: Sequence[StepSample]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class DraftingSample:
-    """A measured step that drafted: for how many sequences, how many tokens in all, and the seconds that drafting made it longer."""
+    """A measured step: for how many sequences it drafted, how many tokens in all, and the seconds that drafting made it longer."""
 
     num_sequences: int
     num_draft_tokens: int

@@ -68,9 +68,10 @@ def measure_drafting_cost(
 ) -> DraftingCost:
     """Answer recorded prompts again, in batches of different sizes, with a configuration and without drafts in turn.
 
-    A step's cost of drafting, also where nothing is found, is all that it takes beyond the step times of its rows: asking the drafter, and what comes
-    with drafts (hidden states and candidates that it reads, the choice of lengths, what it learns). The plain steps of the
-    same batch, which wait for memory, say how fast that is meanwhile. The configuration chooses the lengths of its drafts.
+    A step's cost of drafting, also where nothing is found, is all that it takes beyond the step times of its rows: asking the
+    drafter, and what comes with drafts (hidden states and candidates that it reads, the choice of lengths, what it learns).
+    The plain steps of the same batch, which wait for memory, say how fast that is meanwhile. The configuration chooses the
+    lengths of its drafts.
 
     Args:
         name: of the configuration.
@@ -97,8 +98,8 @@ def measure_drafting_cost(
                 progress(f"{name}: {kind}, {size} at once")
                 batch = of_kind[number * size : (number + 1) * size]
                 in_turn = (plain, drafting) if number % 2 == 0 else (drafting, plain)
-                found = {llm: _timed_steps(llm, batch, f"{kind}-{size}-{number}", clock) for llm in in_turn if batch}
-                samples += _samples(found.get(plain, ()), found.get(drafting, ()), step_times)
+                found = {llm: _timed_steps(llm, batch, f"{kind}-{size}-{number}", clock) for llm in in_turn}
+                samples += _samples(found[plain], found[drafting], step_times)
     return DraftingCost.fit(samples) if samples else DraftingCost()
 
 

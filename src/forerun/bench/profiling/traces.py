@@ -62,9 +62,10 @@ def trace_drafts(
         raise ConfigError(f"{name}: nothing is drafted (num_speculative_tokens is 0); leave the configuration out")
     if not can_be_traced(llm, recording, knows_step_seconds=step_seconds is not None):
         return None
+    goes_by_clock = isinstance(llm.executor.drafting.drafter, GoesByClock)
     walk = DraftWalk(
         llm=llm,
-        clock=None if step_seconds is None else PacedClock(step_seconds),
+        clock=PacedClock(step_seconds) if step_seconds is not None and goes_by_clock else None,
         min_survival=LEAST_SURVIVAL if speculative.is_adaptive else 0.0,
         progress=lambda line: progress(f"{name}: {line}"),
     )

@@ -146,6 +146,6 @@ class ProbedDraftSeconds:
     def __init__(self, seconds_per_draft: float) -> None:
         self._seconds_per_draft = seconds_per_draft
 
-    def __call__(self, num_sequences: int, num_draft_tokens: int) -> float:  # noqa: ARG002 - the signature is `DraftSeconds`  # noqa: ARG002 - the signature is `DraftSeconds`
+    def __call__(self, num_sequences: int, num_draft_tokens: int) -> float:  # noqa: ARG002 - the signature is `DraftSeconds`
         """See `DraftSeconds`."""
         return self._seconds_per_draft * num_sequences
