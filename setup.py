@@ -1,4 +1,6 @@
-"""Builds the native CPU kernels, one library per instruction set; all else is in pyproject.toml.
+"""Builds the native CPU kernels, one library per instruction set, and one that says which of them the processor runs.
+
+All else is in pyproject.toml.
 
 Where there is no compiler the package is installed without them: torch then computes. FORERUN_BUILD_LEVELS names levels to
 build and no others, or all, and they must be built. CFLAGS come after the flags of this file, so they win. They are built for
@@ -92,18 +94,26 @@ class AnyPythonWheel(bdist_wheel):
         return "py3", "none", super().get_tag()[2]
 
 
+def library(name, source, flags=()):
+    """One of the libraries, of a source beside the headers."""
+    return Extension(
+        f"{PACKAGE}.libforerun_{name}",
+        sources=[str(SOURCES / source)],
+        depends=[str(header) for header in sorted(SOURCES.glob("*.h"))],
+        extra_compile_args=[*FLAGS, *flags, *shlex.split(os.environ.get("CFLAGS", ""))],
+        extra_link_args=["-pthread"],
+        language="c++",
+        optional=not WANTED,
+    )
+
+
 setup(
     ext_modules=[
-        Extension(
-            f"{PACKAGE}.libforerun_{level}",
-            sources=[str(SOURCES / "cpu.cpp")],
-            depends=[str(header) for header in sorted(SOURCES.glob("*.h"))],
-            extra_compile_args=[*FLAGS, *LEVELS[level], *shlex.split(os.environ.get("CFLAGS", ""))],
-            extra_link_args=["-pthread"],
-            language="c++",
-            optional=not WANTED,
-        )
-        for level in sorted(WANTED or LEVELS, key=lambda level: level != "portable")  # which takes the compiler longest
+        *(
+            library(level, "cpu.cpp", LEVELS[level])
+            for level in sorted(WANTED or LEVELS, key=lambda level: level != "portable")  # which takes the compiler longest
+        ),
+        library("processor", "processor.cpp"),
     ],
     cmdclass={"build_ext": BuildKernels, "bdist_wheel": AnyPythonWheel},
 )

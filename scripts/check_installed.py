@@ -24,6 +24,8 @@ def missing_files(machine: str) -> list[str]:
     """Return what the package lacks on a machine (as `platform.machine()` names it), a sentence each."""
     levels = [*LEVELS_OF_MACHINES.get(machine.lower(), ()), "portable"]
     faults = [f"the native kernels for {level} were not built" for level in levels if not library_file(level).exists()]
+    if not library_file("processor").exists():
+        faults.append("the library that says which kernels the processor runs was not built")
     if not files("forerun.server").joinpath("page.html").is_file():
         faults.append("the server's page.html is not in the package")
     return faults

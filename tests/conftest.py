@@ -16,7 +16,7 @@ if not torch.cuda.is_available():
 
 # `make sanitize` and `make test-arm` test kernels that they have built into a folder of their own.
 if folder := os.environ.get("FORERUN_TEST_KERNELS"):
-    library.library_file = lambda level: Path(folder, f"libforerun_{level}.so")
+    library.library_file = lambda name: Path(folder, f"libforerun_{name}.so")
 
 # In CI the same examples each time, so that a red run can be repeated; at a desk new ones.
 settings.register_profile("ci", derandomize=True, deadline=None)

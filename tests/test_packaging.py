@@ -37,10 +37,18 @@ def check():
     ],
 )
 def test_a_level_that_was_not_built_is_named(check, monkeypatch, tmp_path, machine, lacking, named):
-    for level in set(LEVELS) - lacking:
-        (tmp_path / level).touch()
+    for name in {*LEVELS, "processor"} - lacking:
+        (tmp_path / name).touch()
     monkeypatch.setattr(check, "library_file", tmp_path.joinpath)
     assert check.missing_files(machine) == [f"the native kernels for {level} were not built" for level in named]
+
+
+def test_a_package_that_cannot_tell_what_the_processor_runs_is_refused(check, monkeypatch, tmp_path):
+    for level in LEVELS:
+        (tmp_path / level).touch()
+    monkeypatch.setattr(check, "library_file", tmp_path.joinpath)
+    (fault,) = check.missing_files("x86_64")
+    assert fault == "the library that says which kernels the processor runs was not built"
 
 
 def test_a_package_without_the_page_is_refused(check, monkeypatch, tmp_path):

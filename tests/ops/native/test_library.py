@@ -81,7 +81,53 @@ def test_each_file_holds_the_level_of_its_name(kernels):
     assert library.forerun_level() == kernels.level.encode()
 
 
+@pytest.fixture
+def any_level_runs(monkeypatch):
+    """As on a CPU that has all instructions."""
+    monkeypatch.setattr(library, "runs_here", lambda level: True)
+
+
+def test_a_level_that_this_cpu_does_not_run_is_not_even_loaded(monkeypatch, tmp_path):
+    monkeypatch.setattr(library, "library_file", lambda name: tmp_path / library_file(name).name)
+    for level in LEVELS:
+        library.library_file(level).write_bytes(b"no library")  # to load it would raise
+    monkeypatch.setattr(library, "runs_here", lambda level: False)
+    monkeypatch.setattr(library, "kernels_of_level", kernels_of_level.__wrapped__)
+    assert load_kernels() is None
+
+
+@needs_kernels
+def test_portable_runs_on_every_cpu_and_a_level_without_a_name_on_none():
+    assert library.runs_here("portable")
+    assert not library.runs_here("avx1024")
+
+
+@pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="the system does not list the CPU's instructions")
+@needs_kernels
+@pytest.mark.parametrize(
+    ("level", "flags"),
+    [
+        ("avx2", {"avx2", "fma"}),
+        ("avxvnni", {"avx2", "fma", "avx_vnni"}),
+        ("avx512", {"avx512f", "avx512bw", "avx512vl", "avx512dq"}),
+        ("avx512bf16", {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "avx512_vnni"}),
+    ],
+)
+def test_a_level_runs_where_the_system_lists_its_instructions(level, flags):
+    listed = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags")), "")
+    assert library.runs_here(level) == (flags <= set(listed.split()))
+
+
+@needs_kernels
+def test_without_the_library_that_knows_the_processor_no_level_is_loaded(monkeypatch, tmp_path, level):
+    files = {"processor": tmp_path / "libforerun_processor.so"}
+    monkeypatch.setattr(library, "library_file", lambda name: files.get(name, library_file(name)))
+    with pytest.raises(ConfigError, match=r"libforerun_processor.so cannot be used .*; reinstall forerun, or set"):
+        kernels_of_level.__wrapped__(level)
+
+
 @pytest.mark.skipif(not library_file("portable").exists(), reason="the level portable is not built")
+@pytest.mark.usefixtures("any_level_runs")
 def test_a_file_of_another_level_is_refused(monkeypatch):
     monkeypatch.setattr(library, "library_file", lambda _: library_file("portable"))
     with pytest.raises(
@@ -90,6 +136,7 @@ def test_a_file_of_another_level_is_refused(monkeypatch):
         kernels_of_level.__wrapped__("avx2")
 
 
+@pytest.mark.usefixtures("any_level_runs")
 def test_a_damaged_file_is_refused(monkeypatch, tmp_path):
     damaged = tmp_path / "libforerun_avx2.so"
     damaged.write_bytes(b"no library")
@@ -114,6 +161,7 @@ def test_a_library_of_another_version_is_refused(monkeypatch, level):
         kernels_of_level.__wrapped__(level)
 
 
+@pytest.mark.usefixtures("any_level_runs")
 def test_a_library_from_before_there_were_versions_is_refused(monkeypatch):
     monkeypatch.setattr(library, "library_file", lambda _: Path(_ctypes.__file__))  # any library that is not ours
     with pytest.raises(

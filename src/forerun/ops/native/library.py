@@ -7,7 +7,8 @@ import functools
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from ctypes import POINTER, byref, c_char_p, c_float, c_int32, c_int64, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any
@@ -219,16 +220,38 @@ def kernels_of_level(level: str) -> Kernels | None:
     Raises:
         ConfigError: its file is damaged, or of another version or level than it should be.
     """
-    file = library_file(level)
-    if not file.exists():
+    if not library_file(level).exists() or not runs_here(level):
         return None
-    try:
-        library = ctypes.CDLL(str(file))
+    library = _loaded(level)
+    with _named(level):
         _refuse_if_stale(library, level)
-        return Kernels(library, level) if library.forerun_runs_here() else None
+        return Kernels(library, level)
+
+
+def runs_here(level: str) -> bool:
+    """Whether this CPU has the instructions of a level. A build must not even be loaded where it has not.
+
+    Raises:
+        ConfigError: the library that knows is not there or damaged.
+    """
+    processor = _loaded("processor")
+    with _named("processor"):
+        return bool(processor.forerun_runs_here(level.encode()))
+
+
+def _loaded(name: str) -> ctypes.CDLL:
+    with _named(name):
+        return ctypes.CDLL(str(library_file(name)))
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Say which library cannot be used, and what to do."""
+    try:
+        yield
     except (OSError, AttributeError) as error:
         raise ConfigError(
-            f"native CPU kernels: {file.name} cannot be used ({error}); reinstall forerun, or set {VARIABLE}=off"
+            f"native CPU kernels: {library_file(name).name} cannot be used ({error}); reinstall forerun, or set {VARIABLE}=off"
         ) from error
 
 
@@ -247,10 +270,10 @@ def _refuse_if_stale(library: ctypes.CDLL, level: str) -> None:
         raise OSError(f"it was built for {found_level}")
 
 
-def library_file(level: str) -> Path:
-    """Where the package's build puts a level."""
+def library_file(name: str) -> Path:
+    """Where the package's build puts a level, or `processor`, which says what this CPU runs."""
     suffix = {"win32": ".dll", "darwin": ".dylib"}.get(sys.platform, ".so")
-    return Path(__file__).with_name(f"libforerun_{level}{suffix}")
+    return Path(__file__).with_name(f"libforerun_{name}{suffix}")
 
 
 @functools.cache

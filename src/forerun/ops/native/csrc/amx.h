@@ -9,11 +9,6 @@
 
 #if defined(__AMX_BF16__)
 
-#if defined(__linux__)
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
-
 #include <algorithm>
 #include <type_traits>
 
@@ -25,16 +20,6 @@ constexpr int kMatrixRows = 16;
 constexpr int kMatrixInputs = 32;  // of one instruction
 constexpr int kMatrixSteps = kMatrixInputs / 2;
 constexpr int kRowsOfMatrices = 2 * kMatrixRows;  // which are multiplied at once
-
-// Whether the system lets this process use the registers; on Linux it must be asked.
-inline bool may_use_matrices() {
-#if defined(__linux__)
-    constexpr long request = 0x1023, tile_data = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
-    return syscall(SYS_arch_prctl, request, tile_data) == 0;
-#else
-    return false;
-#endif
-}
 
 // The registers, which are a thread's own: sums 0 to 3 [rows, 16 outputs], rows 4 and 5 [rows, inputs], weights 6 and 7 [pairs of
 // inputs, 16 outputs, 2]. The first sixteen rows are multiplied in 0, 1 and 4, more in 2, 3 and 5. Used while one lives.

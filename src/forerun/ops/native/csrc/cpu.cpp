@@ -11,7 +11,6 @@
 #include "attention_gradients.h"
 #include "checks.h"
 #include "draft_loss.h"
-#include "level.h"
 #include "lookup.h"
 #include "merges.h"
 #include "sharded_head.h"
@@ -27,7 +26,25 @@ namespace forerun {
 namespace {
 
 // To be raised, here and in structs.py, with every change of an exported function or of a structure that it reads.
-constexpr int32_t kInterfaceVersion = 14;
+constexpr int32_t kInterfaceVersion = 15;
+
+#if defined(__AMX_BF16__)
+constexpr char kLevel[] = "amx";
+#elif defined(__AVX512BF16__)
+constexpr char kLevel[] = "avx512bf16";
+#elif defined(__AVX512F__)
+constexpr char kLevel[] = "avx512";
+#elif defined(__AVXVNNI__)
+constexpr char kLevel[] = "avxvnni";
+#elif defined(__AVX2__)
+constexpr char kLevel[] = "avx2";
+#elif defined(FORERUN_NEON) && defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+constexpr char kLevel[] = "neonbf16";
+#elif defined(FORERUN_NEON)
+constexpr char kLevel[] = "neon";
+#else
+constexpr char kLevel[] = "portable";
+#endif
 
 enum Status : int32_t { kDone = 0, kNoMemory = 1, kNoThreads = 2, kBadArgument = 3, kFailed = 4, kGroupEnded = 5 };
 
@@ -198,9 +215,6 @@ EXPORT int32_t forerun_num_threads() { return process->num_threads; }
 
 // The name of this build's level.
 EXPORT const char* forerun_level() { return kLevel; }
-
-// To be asked before anything that computes is called.
-EXPORT int32_t forerun_runs_here() { return runs_here(); }
 
 // out [num_rows, num_outputs] fp32 = soft_cap(factor * (rows [num_rows, width] fp32 x weight)); soft_cap 0: none. out null:
 // it is not stored. Of each row the `num_candidates` (16 at most) highest outputs go to ids and values [num_rows,
