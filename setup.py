@@ -111,7 +111,9 @@ setup(
     ext_modules=[
         *(
             library(level, "cpu.cpp", LEVELS[level])
-            for level in sorted(WANTED or LEVELS, key=lambda level: level != "portable")  # which takes the compiler longest
+            for level in sorted(
+                WANTED or LEVELS, key=lambda level: level != "portable"
+            )  # which takes the compiler longest
         ),
         library("processor", "processor.cpp"),
     ],
