@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "amx.h"
+#include "avx2.h"
 #include "buffer.h"
 #include "functions.h"
 
@@ -28,7 +29,7 @@ constexpr int64_t kRowBytesAhead = 8192;  // of keys or values that are fetched 
 #if defined(__AVX512F__)
 constexpr int kKeyGroups = 4, kScoreMembers = 6, kValueMembers = 6, kValueVectors = 4;
 #elif defined(__AVX2__)
-constexpr int kKeyGroups = 1, kScoreMembers = 5, kValueMembers = 1, kValueVectors = 4;
+constexpr int kKeyGroups = 1, kScoreMembers = kRowsOfHalfTiles, kValueMembers = kRowsOfHalfTiles, kValueVectors = 1;
 #elif defined(FORERUN_NEON)
 constexpr int kKeyGroups = 1, kScoreMembers = 5, kValueMembers = 2, kValueVectors = 2;
 #else
@@ -126,7 +127,10 @@ struct AttentionScratch {
     MatrixScratch matrices;
 #endif
     alignas(64) float keys[kKeyGroups * kLanes * kMaxKeyDim];  // groups of sixteen keys, transposed
-    alignas(64) float scores[kMaxMembers * kTileKeys];           // then weights, as numbers of the cache's kind
+    alignas(64) float scores[kMaxMembers * kTileKeys];           // then weights, as the cache's numbers are multiplied by
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    alignas(64) RowInput queries[kMaxMembers * kMaxKeyDim];  // [members, key_dim] of bf16
+#endif
     int64_t slots[kTileKeys];
     float highest[kMaxMembers];
     F16 sums[kMaxMembers];
@@ -253,7 +257,7 @@ class AttentionBlock {
             for (int member = 0; member < num_members_; ++member) {
                 // A member's weights lie where its scores did, of which none is read after the weight that takes its place
                 // is written.
-                Stored* weights = weights_of(member);
+                Factor* weights = weights_of(member);
                 weigh_keys(member, seen_by(member, start, count), [&](int place, F16 weight) { store(weights + place, weight); });
             }
             add_values({0, num_members_, scratch_.slots, 0, count, count});
@@ -264,7 +268,11 @@ class AttentionBlock {
 
   protected:
     static constexpr int kWordDims = sizeof(Stored) == 2 ? 2 : 1;  // dimensions in 32 bits, places that are added together
-    static constexpr int kWeightsApart = kTileKeys * kWordDims;    // of two members
+
+    // What keys and values are multiplied by.
+    using Factor = std::conditional_t<std::is_same_v<Stored, bf16>, RowInput, Stored>;
+    static constexpr bool kWidensFactors = !std::is_same_v<Factor, Stored>;
+    static constexpr int kWeightsApart = kTileKeys * sizeof(float) / sizeof(Factor);  // of two members
     static constexpr int kLineDims = 64 / sizeof(Stored);          // in a line of the cache
 
     // Places of the text, from the beginning of a tile on.
@@ -289,6 +297,11 @@ class AttentionBlock {
             num_keys = std::max(num_keys, end_of(row * item.num_heads));
         }
         begin_sums();
+#if defined(__AVX2__) && !defined(__AVX512F__)
+        if constexpr (kWidensFactors)
+            for (int member = 0; member < num_members_; ++member)
+                row_inputs(query_of(member), shape_.key_dim, reinterpret_cast<uint8_t*>(scratch_.queries + member * shape_.key_dim));
+#endif
         return {first_key / kTileKeys * kTileKeys, num_keys};
     }
 
@@ -420,6 +433,9 @@ class AttentionBlock {
     void score_some(int members, int first, int start, int lanes, const uint32_t* transposed, int num_words) {
         if constexpr (Members > 1)
             if (members < Members) return score_some<Groups, Members - 1>(members, first, start, lanes, transposed, num_words);
+#if defined(__AVX2__) && !defined(__AVX512F__)
+        if constexpr (kWidensFactors) return score_pairs<Members>(first, start, lanes, reinterpret_cast<const bf16*>(transposed), num_words);
+#endif
         F16 sums[Members][Groups];
         const Stored* queries[Members];
 #pragma GCC unroll 6
@@ -444,9 +460,26 @@ class AttentionBlock {
         for (int m = 0; m < Members; ++m)
 #pragma GCC unroll 4
             for (int g = 0; g < Groups; ++g)
-                store_first(scratch_.scores + (first + m) * kTileKeys + start + g * kLanes,
-                            soft_cap(sums[m][g] * splat(shape_.scale), shape_.soft_cap), lanes);
+                store_score(first + m, start + g * kLanes, lanes, sums[m][g]);
     }
+
+    void store_score(int member, int start, int lanes, F16 sum) {
+        store_first(scratch_.scores + member * kTileKeys + start, soft_cap(sum * splat(shape_.scale), shape_.soft_cap), lanes);
+    }
+
+#if defined(__AVX2__) && !defined(__AVX512F__)
+
+    template <int Members>
+    [[gnu::noinline]] void score_pairs(int first, int start, int lanes, const bf16* keys, int num_words) {
+        F16 sums[Members];
+#pragma GCC unroll 6
+        for (F16& sum : sums) sum = zero();
+        add_half_steps<2 * kLanes>(keys, scratch_.queries + first * shape_.key_dim, shape_.key_dim, num_words, sums);
+#pragma GCC unroll 6
+        for (int m = 0; m < Members; ++m) store_score(first + m, start, lanes, sums[m]);
+    }
+
+#endif
 
     // Which of a tile's places a member sees.
     struct Seen {
@@ -506,7 +539,7 @@ class AttentionBlock {
         scratch_.sums[member] = sum;
     }
 
-    Stored* weights_of(int member) { return reinterpret_cast<Stored*>(scratch_.scores + member * kTileKeys); }
+    Factor* weights_of(int member) { return reinterpret_cast<Factor*>(scratch_.scores + member * kTileKeys); }
 
     void add_values(const Keys& keys) {
         const int end = keys.first_member + keys.num_members;
@@ -528,17 +561,17 @@ class AttentionBlock {
     template <int Members, int Vectors>
     void add_values_of(int first, int dim, const Keys& keys) {
         float* outputs = scratch_.outputs.data() + first * width_ + dim;
-        const Stored* weights = weights_of(first) + keys.first;
+        const Factor* weights = weights_of(first) + keys.first;
         const int64_t* slots = keys.slots;
         const int count = keys.count;
         const int64_t stride = static_cast<int64_t>(shape_.num_kv_heads) * shape_.value_dim;
         const Stored* values = value_ + item_.kv_head * shape_.value_dim + dim;
         const int lanes = shape_.value_dim - dim;  // fewer than a vector's only where there is one vector
-        F16 sums[Members][Vectors];
+        F16 sums[Vectors][Members];
 #pragma GCC unroll 6
         for (int m = 0; m < Members; ++m)
 #pragma GCC unroll 4
-            for (int v = 0; v < Vectors; ++v) sums[m][v] = load(outputs + m * width_ + v * kLanes);
+            for (int v = 0; v < Vectors; ++v) sums[v][m] = load(outputs + m * width_ + v * kLanes);
         for (int i = 0; i < count; i += kWordDims) {
             // Behind the last place the weight is 0, so that any value will do.
             const Stored* place = values + slots[i] * stride;
@@ -549,17 +582,23 @@ class AttentionBlock {
 #pragma GCC unroll 4
             for (int v = 0; v < Vectors; ++v)
                 value[v] = Vectors > 1 ? join(place + v * kLanes, next + v * kLanes) : join_first(place, next, lanes);
+#if defined(__AVX2__) && !defined(__AVX512F__)
+            if constexpr (kWidensFactors) {
+                add_step(value[0], weights + i, kWeightsApart, sums[0]);
+                continue;
+            }
+#endif
 #pragma GCC unroll 6
             for (int m = 0; m < Members; ++m) {
                 const auto weight = splat_pair(weights + m * kWeightsApart + i);
 #pragma GCC unroll 4
-                for (int v = 0; v < Vectors; ++v) sums[m][v] = dot(sums[m][v], value[v], weight);
+                for (int v = 0; v < Vectors; ++v) sums[v][m] = dot(sums[v][m], value[v], weight);
             }
         }
 #pragma GCC unroll 6
         for (int m = 0; m < Members; ++m)
 #pragma GCC unroll 4
-            for (int v = 0; v < Vectors; ++v) store(outputs + m * width_ + v * kLanes, sums[m][v]);
+            for (int v = 0; v < Vectors; ++v) store(outputs + m * width_ + v * kLanes, sums[v][m]);
     }
 
     void finish(int member, Stored* out) {

@@ -45,7 +45,7 @@ inline void multiply_block(const bf16* rows, int64_t row_length, const bf16* pai
             const bf16* steps = pairs + i / 2 * pair_length;
             const Pairs both[2] = {load_pairs(steps), load_pairs(steps + 2 * kLanes)};
             for (int64_t r = 0; r < together; ++r) {
-                const Pairs factor = splat_pair(rows + (first + r) * row_length + i);
+                const auto factor = splat_pair(rows + (first + r) * row_length + i);
                 for (int half = 0; half < 2; ++half) totals[r][half] = dot(totals[r][half], both[half], factor);
             }
         }

@@ -129,10 +129,11 @@ class CodeReader {
 
     __m512i values_, more_values_, low_bits_;
 #elif defined(__AVX2__)
-    explicit CodeReader(const bf16* values) : first_(splat_first(values)) {
-        int8_t names[16];  // of codes that fit; others count up from the first value
-        for (int i = 0; i < 16; ++i) names[i] = static_cast<int8_t>(widen(values[i]));
-        names_ = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(names)));
+    explicit CodeReader(const bf16* values) : first_(_mm256_set1_ps(widen(values[0]))) {
+        int8_t bytes[2][16];  // of values that codes of up to four bits name; others count up from the first value
+        for (int i = 0; i < 16; ++i) std::memcpy(&bytes[0][i], &values[i], 1), bytes[1][i] = static_cast<int8_t>(values[i] >> 8);
+        low_bytes_ = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes[0])));
+        high_bytes_ = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes[1])));
     }
 
     struct Quad {
@@ -150,47 +151,63 @@ class CodeReader {
         return found;
     }
 
-    [[gnu::always_inline]] PairsOfStep step(const Quad& quad, int index) const {
-        return {pairs(quad, index, 0), pairs(quad, index, 1)};
+    [[gnu::always_inline]] auto step(const Quad& quad, int index) const {
+        struct {
+            decltype(pairs(quad, index, 0)) first, second;
+        } found{pairs(quad, index, 0), pairs(quad, index, 1)};
+        return found;
     }
 
   private:
-    static __m256 splat_first(const bf16* values) { return _mm256_set1_ps(widen(values[0])); }
-
     template <int width>
     [[gnu::always_inline]] static __m256i words_of(const uint8_t* plane, int quad, int half, int part) {
         constexpr int quads = 4 / width;
         const auto* vectors = reinterpret_cast<const __m256i*>(plane + (quad / quads * 2 + half) * 64);
-        return _mm256_srl_epi16(_mm256_loadu_si256(vectors + part), _mm_cvtsi32_si128(width * (quad % quads)));
+        const __m256i words = _mm256_loadu_si256(vectors + part);
+        if constexpr (quads == 1) return words;
+        return _mm256_srl_epi16(words, _mm_cvtsi32_si128(width * (quad % quads)));
     }
 
-    [[gnu::always_inline]] Pairs pairs(const Quad& quad, int index, int half) const {
-        const __m256i codes[2] = {code_words(quad, index, half, 0), code_words(quad, index, half, 1)};
-        return {{even(codes[0]), even(codes[1])}, {odd(codes[0]), odd(codes[1])}};
+    [[gnu::always_inline]] auto pairs(const Quad& quad, int index, int half) const {
+        if constexpr (kBits <= 4) {
+            return Pairs{named(quad, index, half, 0), named(quad, index, half, 1)};
+        } else {
+            const __m256i codes[2] = {code_words(quad, index, half, 0), code_words(quad, index, half, 1)};
+            const __m256i low = _mm256_set1_epi32(0xffff);
+            return WidePairs{{counted(_mm256_and_si256(codes[0], low)), counted(_mm256_and_si256(codes[1], low))},
+                             {counted(_mm256_srli_epi32(codes[0], 16)), counted(_mm256_srli_epi32(codes[1], 16))}};
+        }
+    }
+
+    // A step's values of eight outputs: both bytes of each are looked up. A word's low byte has the code of step 0 or 1, its high
+    // byte that of 2 or 3, so that what is looked up for one step serves another, too.
+    [[gnu::always_inline]] __m256i named(const Quad& quad, int index, int half, int part) const {
+        const __m256i codes = codes_of_bytes(quad, index % 2, half, part), low_byte = _mm256_set1_epi16(0xff);
+        const __m256i low = _mm256_shuffle_epi8(low_bytes_, codes), high = _mm256_shuffle_epi8(high_bytes_, codes);
+        if (index < 2) return _mm256_or_si256(_mm256_and_si256(low, low_byte), _mm256_slli_epi16(high, 8));
+        return _mm256_or_si256(_mm256_srli_epi16(low, 8), _mm256_andnot_si256(low_byte, high));
+    }
+
+    // Codes of up to four bits, two in a word: of step `odd` and of the next but one.
+    [[gnu::always_inline]] static __m256i codes_of_bytes(const Quad& quad, int odd, int half, int part) {
+        const auto bits_of = [&](__m256i words, int width) {
+            return _mm256_and_si256(_mm256_srli_epi16(words, 4 * odd), _mm256_set1_epi8(static_cast<int8_t>((1 << width) - 1)));
+        };
+        const __m256i low = bits_of(quad.low[half][part], Low);
+        if constexpr (High == 0) return low;
+        return _mm256_or_si256(low, _mm256_slli_epi16(bits_of(quad.high[half][part], High), Low));
     }
 
     [[gnu::always_inline]] static __m256i code_words(const Quad& quad, int index, int half, int part) {
-        const __m256i low = bits_of(quad.low[half][part], index, Low);
-        if constexpr (High == 0) return low;
-        return _mm256_or_si256(low, _mm256_slli_epi16(bits_of(quad.high[half][part], index, High), Low));
+        const auto bits_of = [&](__m256i words, int width) {
+            return _mm256_and_si256(_mm256_srli_epi16(words, 4 * index), _mm256_set1_epi16(static_cast<int16_t>((1 << width) - 1)));
+        };
+        return _mm256_or_si256(bits_of(quad.low[half][part], Low), _mm256_slli_epi16(bits_of(quad.high[half][part], High), Low));
     }
 
-    [[gnu::always_inline]] static __m256i bits_of(__m256i words, int index, int width) {
-        return _mm256_and_si256(_mm256_srli_epi16(words, 4 * index), _mm256_set1_epi16(static_cast<int16_t>((1 << width) - 1)));
-    }
+    [[gnu::always_inline]] __m256 counted(__m256i codes) const { return _mm256_add_ps(_mm256_cvtepi32_ps(codes), first_); }
 
-    [[gnu::always_inline]] __m256 even(__m256i codes) const {
-        if constexpr (kBits <= 4) return named(_mm256_slli_epi32(_mm256_shuffle_epi8(names_, codes), 24));
-        return counted(_mm256_and_si256(codes, _mm256_set1_epi32(0xffff)));
-    }
-    [[gnu::always_inline]] __m256 odd(__m256i codes) const {
-        if constexpr (kBits <= 4) return named(_mm256_slli_epi32(_mm256_shuffle_epi8(names_, codes), 8));
-        return counted(_mm256_srli_epi32(codes, 16));
-    }
-    static __m256 named(__m256i highest_bytes) { return _mm256_cvtepi32_ps(_mm256_srai_epi32(highest_bytes, 24)); }
-    __m256 counted(__m256i codes) const { return _mm256_add_ps(_mm256_cvtepi32_ps(codes), first_); }
-
-    __m256i names_;
+    __m256i low_bytes_, high_bytes_;
     __m256 first_;
 #else
     explicit CodeReader(const bf16* values) : values_(values) {}
@@ -249,9 +266,12 @@ class CodeReader<8, 0> {
         return {reinterpret_cast<const int8_t*>(unit) + index * kQuadSteps * kStepWeights};
     }
 
-    [[gnu::always_inline]] PairsOfStep step(const Quad& quad, int index) const {
+    [[gnu::always_inline]] auto step(const Quad& quad, int index) const {
         const int8_t* bytes = quad.bytes + index * kStepWeights;
-        return {load_pairs(bytes), load_pairs(bytes + kStepWeights / 2)};
+        struct {
+            decltype(load_pairs(bytes)) first, second;
+        } found{load_pairs(bytes), load_pairs(bytes + kStepWeights / 2)};
+        return found;
     }
 };
 

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "amx.h"
+#include "avx2.h"
 #include "block_codes.h"
 
 namespace forerun {
@@ -180,13 +181,13 @@ struct AheadOfStep {
 
 // Rows that a tile is multiplied by at once, with the sums of their groups if the format has offsets: [Rows, groups].
 struct BlockRows {
-    const bf16* values;
+    const RowInput* values;
     const float* group_sums;
     int64_t inputs;
 };
 
 // Keeps the compiler from computing addresses behind this one ahead of their use, more than there are registers.
-inline void keep_in_register(const bf16*& address) {
+inline void keep_in_register(const RowInput*& address) {
 #if defined(__GNUC__)
     asm("" : "+r"(address));
 #else
@@ -214,7 +215,7 @@ void multiply_block_tile(const Reader& reader, const uint8_t* unit, GroupScales 
     constexpr int quads = kUnitSteps / kQuadSteps, group_quads = Group / 2 / kQuadSteps;
     constexpr int fetch_steps = Reader::kBits < 8 ? 8 / Reader::kBits : 1;  // in which a cache line is read
     const int64_t inputs = rows.inputs;
-    const bf16* values = rows.values;
+    const RowInput* values = rows.values;
     const float *scale = scales.scale, *offset = scales.offset, *group_sums = rows.group_sums;
     for (int i = 0; i < Rows * kTile; i += kLanes) store(sums + i, zero());
     for (int64_t i = 0; i < inputs; i += kUnitInputs, unit += Reader::kUnitBytes) {
@@ -224,7 +225,7 @@ void multiply_block_tile(const Reader& reader, const uint8_t* unit, GroupScales 
             for (int r = 0; r < Rows; ++r) own[r][0] = own[r][1] = zero();
             for (int place = 0; place < group_quads; ++place, values += 2 * kQuadSteps) {
                 const auto quad = reader.quad(unit, first_quad + place);
-                const bf16* every_third[(Rows + 2) / 3];
+                const RowInput* every_third[(Rows + 2) / 3];
 #pragma GCC unroll 4
                 for (int r = 0; r < Rows; r += 3) {
                     every_third[r / 3] = values + r * inputs;
@@ -285,11 +286,12 @@ void widen_codes(const Reader& reader, const uint8_t* unit, int64_t inputs, bf16
     }
 }
 
-// How many rows a register tile has where one is enough, and at most where there are several.
+// How many rows a register tile has at most that reads codes, where it is enough, and one that reads their values.
 struct RegisterTiles {
-    int of_one, of_many;
+    int of_codes, of_values;
 
-    int64_t count(int64_t num_rows) const { return num_rows <= of_one ? 1 : (num_rows + of_many - 1) / of_many; }
+    bool reads_codes(int64_t num_rows) const { return num_rows <= of_codes; }
+    int64_t count(int64_t num_rows) const { return reads_codes(num_rows) ? 1 : (num_rows + of_values - 1) / of_values; }
 };
 
 // In vectors: with more of several, what ends a group, a sum for each row, takes longer than it takes the processor to multiply
@@ -371,6 +373,50 @@ template <int Group, bool has_offsets, class Reader>
     });
 }
 
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+
+constexpr RegisterTiles kBlockTiles{kRowsOfWholeTiles, kRowsOfHalfTiles};
+
+// A register tile of values: half of the outputs, then the others.
+template <int Group, bool has_offsets, int Rows>
+[[gnu::noinline]] void multiply_value_tile(const bf16* weights, GroupScales scales, const BlockRows& rows, AheadOfStep ahead, float* sums) {
+    const int64_t inputs = rows.inputs, groups = inputs / Group;
+    const float* group_sums = rows.group_sums;
+    LinesAhead lines(ahead.data);
+    for (int i = 0; i < Rows * kTile; i += kLanes) store(sums + i, zero());
+    for (int half = 0; half < kTile; half += kLanes, sums += kLanes, weights += kStepWeights / 2) {
+        for (int64_t group = 0; group < groups; ++group) {
+            F16 own[Rows];
+            for (F16& sum : own) sum = zero();
+            lines.fetch(Group / 2 * ahead.bytes / 2);
+            add_half_steps(weights + group * Group * kTile, rows.values + group * Group, inputs, Group / 2, own);
+            const F16 scale = load(scales.scale + group * kTile + half);
+            F16 offset;
+            if constexpr (has_offsets) offset = load(scales.offset + group * kTile + half);
+#pragma GCC unroll 6
+            for (int r = 0; r < Rows; ++r) {
+                F16 total = fma(own[r], scale, load(sums + r * kTile));
+                if constexpr (has_offsets) total = fma(splat(group_sums[r * groups + group]), offset, total);
+                store(sums + r * kTile, total);
+            }
+            keep_in_memory(sums);
+        }
+    }
+}
+
+template <int Group, bool has_offsets, class Reader>
+void multiply_block_rows(const Reader& reader, const uint8_t* unit, GroupScales scales, const BlockRows& rows, int64_t num_rows,
+                         AheadOfStep ahead, float* sums) {
+    if constexpr (std::is_same_v<Reader, ValueReader>)
+        with_count<kBlockTiles.of_values>(num_rows, [&](auto height) {
+            multiply_value_tile<Group, has_offsets, height()>(reinterpret_cast<const bf16*>(unit), scales, rows, ahead, sums);
+        });
+    else
+        with_count<kBlockTiles.of_codes>(num_rows, [&](auto height) {
+            multiply_block_tile<Group, has_offsets, height()>(reader, unit, scales, rows, ahead, sums);
+        });
+}
+
 #else
 
 constexpr RegisterTiles kBlockTiles = kVectorTiles;
@@ -378,7 +424,7 @@ constexpr RegisterTiles kBlockTiles = kVectorTiles;
 template <int Group, bool has_offsets, class Reader>
 void multiply_block_rows(const Reader& reader, const uint8_t* unit, GroupScales scales, const BlockRows& rows, int64_t num_rows,
                          AheadOfStep ahead, float* sums) {
-    constexpr int most = std::is_same_v<Reader, ValueReader> ? kBlockTiles.of_many : kBlockTiles.of_one;
+    constexpr int most = std::is_same_v<Reader, ValueReader> ? kBlockTiles.of_values : kBlockTiles.of_codes;
     with_count<most>(num_rows, [&](auto height) {
         multiply_block_tile<Group, has_offsets, height()>(reader, unit, scales, rows, ahead, sums);
     });
@@ -389,24 +435,29 @@ void multiply_block_rows(const Reader& reader, const uint8_t* unit, GroupScales 
 // Memory of one member for a product, in floats and bf16; `begin` is aligned to a cache line.
 struct BlockScratch {
     GroupScales scales;
-    float* sums;        // [kBlockTiles.of_one, 32]
+    float* sums;        // [kMostRows, 32]
     float* group_sums;  // [rows, groups]
     bf16* wide;         // a tile's values
+    uint8_t* inputs;    // the rows as they are multiplied
 
     BlockScratch(const BlockLayout& layout, int64_t inputs, int64_t num_rows, uint8_t* begin) {
         const int64_t groups = inputs / layout.group;
         auto* floats = reinterpret_cast<float*>(begin);
         scales = {floats, floats + groups * kTile};
         sums = floats + 2 * groups * kTile;
-        wide = reinterpret_cast<bf16*>(sums + kBlockTiles.of_one * kTile);
+        wide = reinterpret_cast<bf16*>(sums + kMostRows * kTile);
         group_sums = reinterpret_cast<float*>(wide + inputs * kTile);
-        (void)num_rows;
+        this->inputs = reinterpret_cast<uint8_t*>(group_sums + num_rows * groups);
     }
 
     static int64_t bytes(const BlockLayout& layout, int64_t inputs, int64_t num_rows) {
         const int64_t groups = inputs / layout.group;
-        return (2 * groups * kTile + kBlockTiles.of_one * kTile) * 4 + inputs * kTile * 2 + num_rows * groups * 4;
+        return (2 * groups * kTile + kMostRows * kTile) * 4 + inputs * kTile * 2 + num_rows * groups * 4 +
+               row_input_bytes(num_rows * inputs);
     }
+
+  private:
+    static constexpr int kMostRows = std::max(kBlockTiles.of_codes, kBlockTiles.of_values);
 };
 
 // Calls visit(reader, group, has offsets), the latter two as constants.
@@ -459,27 +510,28 @@ class EmitSums {
 };
 
 // Goes through tiles [first, last) with rows in register tiles of nearly equal height: multiply(first row, rows, codes, ahead)
-// writes the sums of some rows, for which emit(row, tile, sums [32]) is called. Where there are several such register tiles,
-// widen(codes) is called first, once for a tile.
+// writes the sums of some rows, for which emit(row, tile, sums [32]) is called. Where these read values, widen(codes) is called
+// first, once for a tile.
 template <class Widen, class Multiply>
 void each_block_tile(const BlockTiles& tiles, int64_t num_rows, RegisterTiles register_tiles, int64_t first, int64_t last, int64_t bytes_ahead,
                      GroupScales scales, const float* sums, const Widen& widen, const Multiply& multiply, EmitSums emit) {
     const BlockLayout& layout = tiles.layout();
     const int64_t inputs = tiles.inputs, bytes = tiles.tile_bytes(), steps = inputs / 2, parts = register_tiles.count(num_rows);
+    const bool reads_codes = register_tiles.reads_codes(num_rows);
     for (int64_t tile = first; tile < last; ++tile) {
         const uint8_t* header = tiles.data + tile * bytes;
         const uint8_t* units = header + header_bytes(layout, inputs);
         const uint8_t* next = tile + 1 < last ? header + bytes : header;
         read_header(layout, header, inputs, scales, [&](const uint8_t* place) {
-            if (parts == 1)
+            if (reads_codes)
                 for (int line = 0; line < 128; line += 64) fetch_line<true>(place + bytes_ahead + line);
         });
-        if (parts > 1) widen(units);
+        if (!reads_codes) widen(units);
         for (int64_t part = 0; part < parts; ++part) {
             const int64_t from = num_rows * part / parts, count = num_rows * (part + 1) / parts - from;
             multiply(from, count, units,
-                     parts == 1 ? AheadOfStep{units + bytes_ahead, unit_bytes(layout.bits()) / kUnitSteps}
-                                : AheadOfStep{next + bytes / parts * part, bytes / parts / steps});
+                     reads_codes ? AheadOfStep{units + bytes_ahead, unit_bytes(layout.bits()) / kUnitSteps}
+                                 : AheadOfStep{next + bytes / parts * part, bytes / parts / steps});
             for (int64_t r = 0; r < count; ++r) emit(from + r, tile, sums + r * kTile);
         }
     }
@@ -498,16 +550,17 @@ inline void multiply_blocks(const BlockTiles& tiles, const bf16* rows, int64_t n
 #if defined(__AMX_BF16__)
     const Matrices until_all_are_done;
 #endif
+    const RowInput* row_values = row_inputs(rows, num_rows * inputs, scratch.inputs);
     bf16 values[kMostValues];
     for (int code = 0; code < kMostValues; ++code)
         values[code] = narrow(value_of(layout, code % (1 << std::min(layout.bits(), 6))));
     with_reader(tiles.storage, values, [&](const auto& reader, auto group, auto has_offsets) {
         const auto multiply = [&](int64_t from, int64_t count, const uint8_t* units, AheadOfStep ahead) {
-            const BlockRows block{rows + from * inputs, scratch.group_sums + from * groups, inputs};
+            const BlockRows block{row_values + from * inputs, scratch.group_sums + from * groups, inputs};
             const auto multiply_by = [&](const auto& source, const uint8_t* codes) {
                 multiply_block_rows<group(), has_offsets()>(source, codes, scratch.scales, block, count, ahead, scratch.sums);
             };
-            if (kBlockTiles.count(num_rows) == 1) return multiply_by(reader, units);
+            if (kBlockTiles.reads_codes(num_rows)) return multiply_by(reader, units);
             multiply_by(ValueReader{}, reinterpret_cast<const uint8_t*>(scratch.wide));
         };
         const auto widen = [&](const uint8_t* units) { widen_codes(reader, units, inputs, scratch.wide); };

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "amx.h"
+#include "avx2.h"
 #include "buffer.h"
 #include "coded.h"
 #include "functions.h"
@@ -62,6 +63,10 @@ struct Weight {
     }
 };
 
+// Inputs of a row that a step of a tile is multiplied with.
+template <class Value>
+constexpr int kInputsOfStep = std::is_same_v<Value, RowInput> ? 2 : 1;
+
 // Reads a tile of what is not coded from its first step to its last.
 template <class Stored, class Value>
 class PlainTile {
@@ -81,7 +86,7 @@ class PlainTile {
     const Stored* at_step(int64_t step) const { return data_ + step * kInputs * kTile; }
 
   private:
-    static constexpr int kInputs = sizeof(Value) == 2 ? 2 : 1;  // of a step
+    static constexpr int kInputs = kInputsOfStep<Value>;
     const Stored* data_;
 };
 
@@ -103,7 +108,7 @@ inline void fetch(const Ahead& ahead, int64_t offset) {
 // would keep them in memory, where the caller can see them.)
 template <int Rows, class Tile, class Value>
 void multiply_tile(Tile tile, const Value* rows, int64_t inputs, Ahead ahead, F16 (*sums)[2]) {
-    constexpr int step = sizeof(Value) == 2 ? 2 : 1;  // inputs per step
+    constexpr int step = kInputsOfStep<Value>;
     F16 own[Rows][2];
 #pragma GCC unroll 12
     for (int r = 0; r < Rows; ++r) own[r][0] = own[r][1] = zero();
@@ -135,6 +140,10 @@ template <class Tile, class Value>
 template <class Value>
 constexpr int kRowsAtOnce = kMaxRows;
 
+// Rows for which a tile is read no more than once, as it comes from memory.
+template <class Value>
+constexpr int kRowsOfOneReading = kRowsAtOnce<Value>;
+
 #if defined(__AMX_BF16__)
 
 template <>
@@ -159,6 +168,65 @@ template <class Tile>
     with_more(num_rows, [&](auto has_more) { multiply_matrices<has_more()>(weights, rows, num_rows, inputs, sums); });
 }
 
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+
+template <>
+constexpr int kRowsAtOnce<RowInput> = kRowsOfHalfTiles;
+template <>
+constexpr int kRowsOfOneReading<RowInput> = kRowsOfWholeTiles;
+constexpr int64_t kStepsBetweenFetches = 16;
+
+template <class Tile>
+[[gnu::noinline]] void multiply_rows(Tile tile, const RowInput* rows, int64_t num_rows, int64_t inputs, Ahead ahead, F16 (*sums)[2]) {
+    with_count<kRowsOfWholeTiles>(num_rows, [&](auto height) { multiply_tile<height()>(tile, rows, inputs, ahead, sums); });
+}
+
+// Two rows times bf16 as it is. (Loops over sums must be unrolled, and heights be calls of their own, or compilers keep sums in
+// memory.)
+[[gnu::noinline]] inline void multiply_two_rows(PlainTile<bf16, RowInput> tile, const RowInput* rows, int64_t inputs, Ahead ahead, F16 (*sums)[2]) {
+    F16 left[2] = {zero(), zero()}, right[2] = {zero(), zero()};
+    const bf16* weights = tile.at_step(0);
+    for (int64_t i = 0; i < inputs; i += 2, weights += kStepWeights, ahead.data += ahead.bytes) {
+        fetch(ahead, 0);
+        fetch(ahead, ahead.bytes / 2);
+        add_half_steps(weights, rows + i, inputs, 1, left);
+        add_half_steps(weights + kStepWeights / 2, rows + i, inputs, 1, right);
+    }
+#pragma GCC unroll 2
+    for (int r = 0; r < 2; ++r) {
+        sums[r][0] = left[r];
+        sums[r][1] = right[r];
+    }
+}
+
+// More rows: half of the outputs, then the others.
+template <int Rows>
+[[gnu::noinline]] void multiply_halves(PlainTile<bf16, RowInput> tile, const RowInput* rows, int64_t inputs, Ahead ahead, F16 (*sums)[2]) {
+    LinesAhead lines(ahead.data);
+    const int64_t steps = inputs / 2;
+    for (int half = 0; half < 2; ++half) {
+        F16 own[Rows];
+#pragma GCC unroll 6
+        for (F16& sum : own) sum = zero();
+        for (int64_t step = 0; step < steps; step += kStepsBetweenFetches) {
+            const int64_t count = std::min(kStepsBetweenFetches, steps - step);
+            lines.fetch(count * ahead.bytes / 2);
+            add_half_steps(tile.at_step(step) + half * kStepWeights / 2, rows + step * 2, inputs, count, own);
+        }
+#pragma GCC unroll 6
+        for (int r = 0; r < Rows; ++r) sums[r][half] = own[r];
+    }
+}
+
+inline void multiply_rows(PlainTile<bf16, RowInput> tile, const RowInput* rows, int64_t num_rows, int64_t inputs,
+                                            Ahead ahead, F16 (*sums)[2]) {
+    with_count<kRowsOfHalfTiles>(num_rows, [&](auto height) {
+        if constexpr (height() == 1) multiply_tile<1>(tile, rows, inputs, ahead, sums);
+        else if constexpr (height() == 2) multiply_two_rows(tile, rows, inputs, ahead, sums);
+        else multiply_halves<height()>(tile, rows, inputs, ahead, sums);
+    });
+}
+
 #endif
 
 // Ends a row's sums of 32 outputs: finish(row, first output, sums of 32 outputs), scale and bias applied.
@@ -176,18 +244,19 @@ void finish_sums(const Weight& weight, int64_t row, int64_t output, F16 first, F
 }
 
 // All rows times one tile, in register tiles of nearly equal height. What comes next is fetched meanwhile, evenly, so that
-// memory never waits for the multiplying, nor the multiplying for memory: where one register tile is enough, the same
-// stream a little further on, else the next tile, to be found in the cache by all of them.
+// memory never waits for the multiplying, nor the multiplying for memory: where the tile is read once, the same stream a little
+// further on, else the next tile, to be found in the cache by all readings.
 template <class Tile, class Value, class Finish>
 void multiply_all(const Weight& weight, Tile tile, int64_t index, const Value* rows, int64_t num_rows, const char* next,
                   const Finish& finish) {
     constexpr int most = kRowsAtOnce<Value>;
     const int64_t parts = (num_rows + most - 1) / most, bytes = weight.tile_bytes();
-    const int64_t steps = weight.inputs / (sizeof(Value) == 2 ? 2 : 1);
+    const int64_t steps = weight.inputs / kInputsOfStep<Value>;
     for (int64_t part = 0; part < parts; ++part) {
         const int64_t first = num_rows * part / parts, count = num_rows * (part + 1) / parts - first;
-        const Ahead ahead = parts == 1 ? Ahead{weight.tile_data(index) + kBytesAhead, bytes / steps, true}
-                                       : Ahead{next + bytes / parts * part, bytes / parts / steps, false};
+        const Ahead ahead = num_rows <= kRowsOfOneReading<Value>
+                                ? Ahead{weight.tile_data(index) + kBytesAhead, bytes / steps, true}
+                                : Ahead{next + bytes / parts * part, bytes / parts / steps, false};
         F16 sums[most][2];
         multiply_rows(tile, rows + first * weight.inputs, count, weight.inputs, ahead, sums);
         for (int64_t r = 0; r < count; ++r) finish_sums(weight, first + r, index * kTile, sums[r][0], sums[r][1], finish);
@@ -206,11 +275,12 @@ void widen_tile(Tile tile, int64_t inputs, bf16* wide) {
 
 constexpr int64_t kWidenedRows = 48;  // at once, for weights that take part in fp32: what the second cache holds
 // For which reading a tile once or twice costs less than widening it.
-constexpr int64_t kFewRows = kRowsAtOnce<bf16> > 2 * kMaxRows ? kRowsAtOnce<bf16> : 2 * kMaxRows;
+constexpr int64_t kFewRows = kRowsOfOneReading<RowInput> == kMaxRows ? 2 * kMaxRows : kRowsOfOneReading<RowInput>;
 constexpr int64_t kRowBytesAtOnce = 512 << 10;  // of more rows a tile would not find all in the second cache
 
 inline int64_t rows_at_once(const Weight& weight) {
-    return std::max<int64_t>(kFewRows, kRowBytesAtOnce / weight.row_bytes());
+    const int64_t input_bytes = weight.narrow_inputs() ? sizeof(RowInput) : sizeof(float);
+    return std::max<int64_t>(kFewRows, kRowBytesAtOnce / (weight.inputs * input_bytes));
 }
 
 #if defined(__AMX_BF16__)
@@ -240,20 +310,26 @@ struct ManyRowsScratch {
 
 // Bytes that `multiply` needs for each thread that calls it, from the beginning of a cache line on.
 inline int64_t scratch_bytes(const Weight& weight, int64_t num_rows) {
-    int64_t bytes = 0;
-    if (weight.storage == kJoined)
+    if (weight.storage == kJoined) {
+        int64_t bytes = 0;
         for (int32_t i = 0; i < weight.num_parts; ++i) bytes = std::max(bytes, scratch_bytes(*weight.parts[i], num_rows));
-    else if (is_blocks(weight.storage))
-        bytes = weight.rounds_rows ? RoundedScratch::bytes(block_layout(weight.storage), weight.inputs, num_rows)
-                                   : BlockScratch::bytes(block_layout(weight.storage), weight.inputs, num_rows);
-    else if (widens_rows(weight.storage))
-        bytes = weight.inputs * std::min(num_rows, kWidenedRows) * static_cast<int64_t>(sizeof(float));
+        return bytes;
+    }
+    if (is_blocks(weight.storage)) {
+        const BlockLayout& layout = block_layout(weight.storage);
+        return weight.rounds_rows ? RoundedScratch::bytes(layout, weight.inputs, num_rows)
+                                  : BlockScratch::bytes(layout, weight.inputs, num_rows);
+    }
+    if (widens_rows(weight.storage))
+        return weight.inputs * std::min(num_rows, kWidenedRows) * static_cast<int64_t>(sizeof(float));
+    if (!weight.narrow_inputs()) return 0;
+    const int64_t at_once = std::min(num_rows, rows_at_once(weight));
+    int64_t bytes = row_input_bytes(at_once * weight.inputs);
 #if defined(__AMX_BF16__)
-    else if (weight.narrow_inputs() && num_rows > kFewRows)
-        bytes = ManyRowsScratch::bytes(std::min(num_rows, rows_at_once(weight)), weight.inputs);
+    if (num_rows > kFewRows) bytes += ManyRowsScratch::bytes(at_once, weight.inputs);
 #else
-    else if ((weight.storage == kInt8 || weight.storage == kCoded) && num_rows > kFewRows)
-        bytes = weight.inputs * kTile * static_cast<int64_t>(sizeof(bf16));
+    if ((weight.storage == kInt8 || weight.storage == kCoded) && num_rows > kFewRows)
+        bytes += weight.inputs * kTile * static_cast<int64_t>(sizeof(bf16));
 #endif
     return bytes;
 }
@@ -342,7 +418,7 @@ void multiply_many_rows(const Weight& weight, const bf16* rows, int64_t num_rows
 #endif
 
 // Rows of which each tile finds all in the cache, times tiles [first_tile, last_tile) of what is neither joined nor in blocks, and
-// takes rows as they are.
+// takes rows as they are; they are `RowInput` where the weight has narrow inputs, else fp32.
 template <class Finish>
 void multiply_tiles(const Weight& weight, const void* rows, int64_t num_rows, int64_t first_tile, int64_t last_tile,
                     uint8_t* scratch, const Finish& finish) {
@@ -357,17 +433,17 @@ void multiply_tiles(const Weight& weight, const void* rows, int64_t num_rows, in
             multiply_all(weight, source, tile, values, num_rows, next, finish);
         };
         const auto multiply_narrow = [&](auto source) {
-            const auto* values = static_cast<const bf16*>(rows);
+            const auto* values = static_cast<const RowInput*>(rows);
             if (num_rows <= kFewRows) return multiply_by(source, values);
             auto* wide = reinterpret_cast<bf16*>(scratch);
             widen_tile(source, weight.inputs, wide);
-            multiply_by(PlainTile<bf16, bf16>(wide), values);
+            multiply_by(PlainTile<bf16, RowInput>(wide), values);
         };
         switch (weight.storage) {
             case kFloat32: multiply_by(PlainTile<float, float>(data), static_cast<const float*>(rows)); break;
             case kFloat16: multiply_by(PlainTile<fp16, float>(data), static_cast<const float*>(rows)); break;
-            case kBFloat16: multiply_by(PlainTile<bf16, bf16>(data), static_cast<const bf16*>(rows)); break;
-            case kInt8: multiply_narrow(PlainTile<int8_t, bf16>(data)); break;
+            case kBFloat16: multiply_by(PlainTile<bf16, RowInput>(data), static_cast<const RowInput*>(rows)); break;
+            case kInt8: multiply_narrow(PlainTile<int8_t, RowInput>(data)); break;
             default: multiply_narrow(weight.coded_tile(tile));
         }
     }
@@ -421,8 +497,13 @@ void multiply(const Weight& weight, const void* rows, int64_t num_rows, int64_t 
     const int64_t at_once = rows_at_once(weight), parts = (num_rows + at_once - 1) / at_once;
     for (int64_t part = 0; part < parts; ++part) {
         const int64_t begin = num_rows * part / parts, count = num_rows * (part + 1) / parts - begin;
-        const auto* own_rows = static_cast<const char*>(rows) + begin * row_bytes;
-        multiply_tiles(weight, own_rows, count, first_tile, last_tile, scratch,
+        const void* own_rows = static_cast<const char*>(rows) + begin * row_bytes;
+        uint8_t* memory = scratch;
+        if (weight.narrow_inputs()) {
+            own_rows = row_inputs(static_cast<const bf16*>(own_rows), count * weight.inputs, memory);
+            memory += row_input_bytes(count * weight.inputs);
+        }
+        multiply_tiles(weight, own_rows, count, first_tile, last_tile, memory,
                        [&](int64_t row, int64_t output, F16 first, F16 second) {
                            finish_own(begin + row, output, first, second);
                        });

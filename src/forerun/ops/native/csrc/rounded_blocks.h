@@ -293,9 +293,9 @@ inline void multiply_rounded_blocks(const BlockTiles& tiles, const bf16* rows, i
                                                                             ahead, scratch.sums);
                 });
             };
-            if (kVectorTiles.count(num_rows) == 1)
+            if (kVectorTiles.reads_codes(num_rows))
                 return multiply_by(reader, units, std::integral_constant<int, kMaxRows>{});
-            multiply_by(WideReader{}, scratch.wide, std::integral_constant<int, kVectorTiles.of_many>{});
+            multiply_by(WideReader{}, scratch.wide, std::integral_constant<int, kVectorTiles.of_values>{});
         };
         const auto widen = [&](const uint8_t* units) { widen_bytes(reader, units, inputs, scratch.wide); };
         each_block_tile(tiles, num_rows, kVectorTiles, first, last, bytes_ahead, scratch.scales, scratch.sums, widen, multiply, emit);

@@ -259,29 +259,57 @@ inline void store(bf16* p, F16 x) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(packed, 0xd8));
 }
 
+// Sixteen pairs of bf16: as they lie in memory, eight and eight, or as fp32.
 struct Pairs {
+    __m256i a, b;
+};
+struct WidePairs {
     F16 even, odd;
 };
 
-inline Pairs pairs_of(__m256i first, __m256i second) {
-    const __m256i high = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
-    return {{_mm256_castsi256_ps(_mm256_slli_epi32(first, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(second, 16))},
-            {_mm256_castsi256_ps(_mm256_and_si256(first, high)), _mm256_castsi256_ps(_mm256_and_si256(second, high))}};
+inline Pairs pairs_of(__m256i first, __m256i second) { return {first, second}; }
+inline __m256 even_of(__m256i pairs) { return _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16)); }
+inline __m256 odd_of(__m256i pairs) {
+    return _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
 }
+inline F16 even_of(Pairs x) { return {even_of(x.a), even_of(x.b)}; }
+inline F16 odd_of(Pairs x) { return {odd_of(x.a), odd_of(x.b)}; }
+inline F16 even_of(WidePairs x) { return x.even; }
+inline F16 odd_of(WidePairs x) { return x.odd; }
 inline Pairs load_pairs(const bf16* p) {
     const __m256i* parts = reinterpret_cast<const __m256i*>(p);
-    return pairs_of(_mm256_loadu_si256(parts), _mm256_loadu_si256(parts + 1));
+    return {_mm256_loadu_si256(parts), _mm256_loadu_si256(parts + 1)};
 }
-inline Pairs splat_pair(const bf16* p) { return {splat(widen(p[0])), splat(widen(p[1]))}; }
+inline WidePairs splat_pair(const bf16* p) {
+    int32_t pair;
+    std::memcpy(&pair, p, sizeof pair);
+    const __m256i pairs = _mm256_set1_epi32(pair);
+    return {{even_of(pairs), even_of(pairs)}, {odd_of(pairs), odd_of(pairs)}};
+}
+// A number of bf16 in fp32, as rows are multiplied: of such a register is filled as it is read.
+struct RowInput {
+    float value;
+};
+inline void store(RowInput* p, F16 x) {  // rounded to bf16
+    store(&p->value, {_mm256_castsi256_ps(_mm256_slli_epi32(rounded_bits(x.a), 16)),
+                      _mm256_castsi256_ps(_mm256_slli_epi32(rounded_bits(x.b), 16))});
+}
+inline WidePairs splat_pair(const RowInput* p) { return {splat(p[0].value), splat(p[1].value)}; }
+inline void store_pairs(bf16* p, Pairs x) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x.a);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 16), x.b);
+}
 inline __m256i pair_bits(__m256 even, __m256 odd) {
     return _mm256_or_si256(_mm256_castps_si256(odd), _mm256_srli_epi32(_mm256_castps_si256(even), 16));
 }
-inline void store_pairs(bf16* p, Pairs x) {  // of values that bf16 holds exactly
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), pair_bits(x.even.a, x.odd.a));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 16), pair_bits(x.even.b, x.odd.b));
+inline void store_pairs(bf16* p, WidePairs x) {  // of values that bf16 holds exactly
+    store_pairs(p, Pairs{pair_bits(x.even.a, x.odd.a), pair_bits(x.even.b, x.odd.b)});
 }
-inline F16 dot(F16 sum, Pairs x, Pairs y) { return fma(x.odd, y.odd, fma(x.even, y.even, sum)); }
-inline Pairs join(const bf16* a, const bf16* b) { return {load(a), load(b)}; }
+template <class SomePairs>
+inline F16 dot(F16 sum, SomePairs x, WidePairs y) {
+    return fma(odd_of(x), y.odd, fma(even_of(x), y.even, sum));
+}
+inline WidePairs join(const bf16* a, const bf16* b) { return {load(a), load(b)}; }
 inline __m256i words8(const int8_t* p) {
     return _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
@@ -289,7 +317,7 @@ inline __m256 even_words(__m256i words) {
     return _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(words, 16), 16));
 }
 inline __m256 odd_words(__m256i words) { return _mm256_cvtepi32_ps(_mm256_srai_epi32(words, 16)); }
-inline Pairs load_pairs(const int8_t* p) {
+inline WidePairs load_pairs(const int8_t* p) {
     const __m256i first = words8(p), second = words8(p + 16);
     return {{even_words(first), even_words(second)}, {odd_words(first), odd_words(second)}};
 }
@@ -460,6 +488,29 @@ inline F16 load(const int8_t* p) {
 inline F16 load_nibbles(const uint8_t* p, int high) {
     return load_each([&](int i) { return static_cast<float>(high ? p[i] >> 4 : p[i] & 15); });
 }
+
+#endif
+
+// Rows of bf16, `count` numbers, as they are multiplied: they themselves, or what is written to memory of so many bytes.
+#if defined(__AVX2__) && !defined(__AVX512F__)
+
+inline int64_t row_input_bytes(int64_t count) { return (count + kLanes - 1) / kLanes * kLanes * static_cast<int64_t>(sizeof(RowInput)); }
+
+inline const RowInput* row_inputs(const bf16* rows, int64_t count, uint8_t* memory) {
+    auto* inputs = reinterpret_cast<RowInput*>(memory);
+    int64_t i = 0;
+    for (; i + kLanes <= count; i += kLanes) store(&inputs[i].value, load(rows + i));
+    for (; i < count; ++i) inputs[i].value = widen(rows[i]);
+    return inputs;
+}
+
+#else
+
+using RowInput = bf16;
+
+inline int64_t row_input_bytes(int64_t) { return 0; }
+
+inline const RowInput* row_inputs(const bf16* rows, int64_t, uint8_t*) { return rows; }
 
 #endif
 
