@@ -73,6 +73,19 @@ def test_a_row_has_the_same_bits_whatever_rows_are_beside_it_and_threads_compute
 
 
 @every_level
+@every_block_format
+def test_the_smallest_rows_have_the_same_bits_whatever_rows_are_beside_them(kernels, name):
+    weight = tame_blocks(name, 40, 512)
+    x = torch.randint(1, 1 << 15, (9, 512), dtype=torch.int32, generator=generator(2)).to(torch.int16)
+    x = (x % 512).view(torch.bfloat16).float()  # from the smallest number of bf16 to eight times the smallest normal one
+    linear = packed(kernels, weight)
+    whole = linear(x)
+    assert whole.abs().max() > 0
+    for count in (1, 2, 3):
+        assert torch.equal(linear(x[:count]), whole[:count])
+
+
+@every_level
 def test_weights_of_several_formats_are_one_product(kernels):
     weight = join_weights(
         [tame_blocks("Q4_K", 64, 256), tame_blocks("Q6_K", 32, 256, seed=1), tame_blocks("Q8_0", 5, 256)]

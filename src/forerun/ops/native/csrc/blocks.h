@@ -404,6 +404,75 @@ template <int Group, bool has_offsets, int Rows>
     }
 }
 
+// Codes of up to four bits that count up are multiplied where they lie: in step s of a quad a code is taken 16^s times too
+// large, and the row's input that it meets as much too small. A power of two changes no bit of their product, as fp32 holds
+// even the smallest bf16 divided by 4096.
+template <bool has_offsets, class Reader>
+bool multiplies_in_place(const Reader& reader) {
+    if constexpr (Reader::kBits <= 4) return reader.counts_from(has_offsets ? 0 : -(1 << (Reader::kBits - 1)));
+    return false;
+}
+
+inline void make_smaller(RowInput* inputs, int64_t count) {
+    const __m256 factors = _mm256_setr_ps(1, 1, 0x1p-4f, 0x1p-4f, 0x1p-8f, 0x1p-8f, 0x1p-12f, 0x1p-12f);
+    for (int64_t i = 0; i < count; i += 2 * kQuadSteps)
+        _mm256_storeu_ps(&inputs[i].value, _mm256_mul_ps(_mm256_loadu_ps(&inputs[i].value), factors));
+}
+
+// A register tile of such codes and one or two rows that were made smaller.
+template <int Group, bool has_offsets, int Rows, class Reader>
+[[gnu::noinline]] void multiply_counted_tile(const Reader& reader, const uint8_t* unit, GroupScales scales,
+                                             const BlockRows& rows, AheadOfStep ahead, float* sums) {
+    constexpr int quads = kUnitSteps / kQuadSteps, group_quads = Group / 2 / kQuadSteps, parts = kTile / 8;
+    const int64_t inputs = rows.inputs, groups = inputs / Group;
+    const float *values = &rows.values->value, *scale = scales.scale, *offset = scales.offset, *group_sums = rows.group_sums;
+    for (int i = 0; i < Rows * kTile; i += kLanes) store(sums + i, zero());
+    for (int64_t i = 0; i < inputs; i += kUnitInputs, unit += Reader::kUnitBytes, ahead.data += Reader::kUnitBytes) {
+        for (int64_t line = 0; line < Reader::kUnitBytes; line += kCacheLine) fetch_line<true>(ahead.data + line);
+        for (int first_quad = 0; first_quad < quads; first_quad += group_quads) {
+            F16 own[2][Rows];
+#pragma GCC unroll 2
+            for (int r = 0; r < Rows; ++r) own[0][r] = own[1][r] = zero();
+            for (int place = 0; place < group_quads; ++place, values += 2 * kQuadSteps) {
+                const auto quad = reader.quad(unit, first_quad + place);
+                __m256i codes[2][parts];  // of even inputs, of odd ones
+#pragma GCC unroll 4
+                for (int part = 0; part < parts; ++part) {
+                    codes[0][part] = reader.codes_of_steps(quad, part / 2, part % 2);
+                    codes[1][part] = _mm256_srli_epi32(codes[0][part], 16);
+                }
+#pragma GCC unroll 8
+                for (int input = 0; input < 2 * kQuadSteps; ++input) {
+                    const int shift = input / 2 * 4;
+                    const auto weights = [&](int part) __attribute__((always_inline)) {
+                        __m256i code = _mm256_and_si256(codes[input % 2][part], _mm256_set1_epi32(15 << shift));
+                        if constexpr (!has_offsets) code = _mm256_add_epi32(code, _mm256_set1_epi32(-(1 << (Reader::kBits - 1)) * (1 << shift)));
+                        return _mm256_cvtepi32_ps(code);
+                    };
+                    add_products(F16{weights(0), weights(1)}, values + input, inputs, own[0]);
+                    add_products(F16{weights(2), weights(3)}, values + input, inputs, own[1]);
+                }
+            }
+#pragma GCC unroll 2
+            for (int half = 0; half < 2; ++half) {
+                const F16 own_scale = load(scale + half * kLanes);
+                F16 own_offset;
+                if constexpr (has_offsets) own_offset = load(offset + half * kLanes);
+#pragma GCC unroll 2
+                for (int r = 0; r < Rows; ++r) {
+                    float* sum = sums + r * kTile + half * kLanes;
+                    F16 total = fma(own[half][r], own_scale, load(sum));
+                    if constexpr (has_offsets) total = fma(splat(group_sums[r * groups]), own_offset, total);
+                    store(sum, total);
+                }
+            }
+            scale += kTile;
+            offset += kTile;
+            ++group_sums;
+        }
+    }
+}
+
 template <int Group, bool has_offsets, class Reader>
 void multiply_block_rows(const Reader& reader, const uint8_t* unit, GroupScales scales, const BlockRows& rows, int64_t num_rows,
                          AheadOfStep ahead, float* sums) {
@@ -413,6 +482,9 @@ void multiply_block_rows(const Reader& reader, const uint8_t* unit, GroupScales 
         });
     else
         with_count<kBlockTiles.of_codes>(num_rows, [&](auto height) {
+            if constexpr (Reader::kBits <= 4)
+                if (multiplies_in_place<has_offsets>(reader))
+                    return multiply_counted_tile<Group, has_offsets, height()>(reader, unit, scales, rows, ahead, sums);
             multiply_block_tile<Group, has_offsets, height()>(reader, unit, scales, rows, ahead, sums);
         });
 }
@@ -555,6 +627,10 @@ inline void multiply_blocks(const BlockTiles& tiles, const bf16* rows, int64_t n
     for (int code = 0; code < kMostValues; ++code)
         values[code] = narrow(value_of(layout, code % (1 << std::min(layout.bits(), 6))));
     with_reader(tiles.storage, values, [&](const auto& reader, auto group, auto has_offsets) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+        if (kBlockTiles.reads_codes(num_rows) && multiplies_in_place<has_offsets()>(reader))
+            make_smaller(reinterpret_cast<RowInput*>(scratch.inputs), num_rows * inputs);
+#endif
         const auto multiply = [&](int64_t from, int64_t count, const uint8_t* units, AheadOfStep ahead) {
             const BlockRows block{row_values + from * inputs, scratch.group_sums + from * groups, inputs};
             const auto multiply_by = [&](const auto& source, const uint8_t* codes) {
