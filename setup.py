@@ -107,14 +107,12 @@ def library(name, source, flags=()):
     )
 
 
+# The level portable takes the compiler longest.
+LONGEST_FIRST = sorted(WANTED or LEVELS, key=lambda level: level != "portable")
+
 setup(
     ext_modules=[
-        *(
-            library(level, "cpu.cpp", LEVELS[level])
-            for level in sorted(
-                WANTED or LEVELS, key=lambda level: level != "portable"
-            )  # which takes the compiler longest
-        ),
+        *(library(level, "cpu.cpp", LEVELS[level]) for level in LONGEST_FIRST),
         library("processor", "processor.cpp"),
     ],
     cmdclass={"build_ext": BuildKernels, "bdist_wheel": AnyPythonWheel},

@@ -97,7 +97,7 @@ def round_rows(rows: Tensor) -> Tensor:
     blocks = rows.to(torch.bfloat16).float().view(len(rows), -1, BLOCK)
     largest = blocks.abs().amax(dim=-1, keepdim=True)
     steps = torch.full_like(largest, 127).div(largest)  # `127 / largest` would round twice
-    steps = torch.where(largest > 0, steps, 0.0)
+    steps = torch.where(largest > 0, steps.clamp(max=torch.finfo(torch.float32).max), 0.0)
     rounded = torch.where(largest.isfinite(), (blocks * steps).round() * (largest / 127), torch.nan)
     return rounded.view(rows.shape)
 

@@ -77,12 +77,26 @@ def test_a_row_has_the_same_bits_whatever_rows_are_beside_it_and_threads_compute
 def test_the_smallest_rows_have_the_same_bits_whatever_rows_are_beside_them(kernels, name):
     weight = tame_blocks(name, 40, 512)
     x = torch.randint(1, 1 << 15, (9, 512), dtype=torch.int32, generator=generator(2)).to(torch.int16)
-    x = (x % 512).view(torch.bfloat16).float()  # from the smallest number of bf16 to eight times the smallest normal one
+    x = (
+        (x % 512).view(torch.bfloat16).float()
+    )  # from the smallest number of bf16 to eight times the smallest normal one
     linear = packed(kernels, weight)
     whole = linear(x)
     assert whole.abs().max() > 0
     for count in (1, 2, 3):
         assert torch.equal(linear(x[:count]), whole[:count])
+
+
+@every_level
+@every_block_format
+@pytest.mark.parametrize("rounds_rows", [False, True])
+def test_no_rows_give_nothing_and_many_have_the_bits_of_one(kernels, name, rounds_rows):
+    linear = packed(kernels, tame_blocks(name, 40, 256), rounds_rows=rounds_rows)
+    x = torch.randn(300, 256, generator=generator(3))
+    whole = linear(x)
+    for first in (0, 127, 128, 299):
+        assert torch.equal(linear(x[first : first + 1]), whole[first : first + 1])
+    assert linear(x[:0]).shape == (0, 40)
 
 
 @every_level

@@ -102,11 +102,12 @@ def test_portable_runs_on_every_cpu_and_a_level_without_a_name_on_none():
     assert not library.runs_here("avx1024")
 
 
-@pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="the system does not list the CPU's instructions")
+@pytest.mark.skipif(EMULATED or not Path("/proc/cpuinfo").exists(), reason="the system does not list its instructions")
 @needs_kernels
 @pytest.mark.parametrize(
     ("level", "flags"),
     [
+        ("neonbf16", {"bf16", "asimddp"}),
         ("avx2", {"avx2", "fma"}),
         ("avxvnni", {"avx2", "fma", "avx_vnni"}),
         ("avx512", {"avx512f", "avx512bw", "avx512vl", "avx512dq"}),
@@ -114,7 +115,9 @@ def test_portable_runs_on_every_cpu_and_a_level_without_a_name_on_none():
     ],
 )
 def test_a_level_runs_where_the_system_lists_its_instructions(level, flags):
-    listed = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags")), "")
+    listed = next(
+        (line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith(("flags", "Features"))), ""
+    )
     assert library.runs_here(level) == (flags <= set(listed.split()))
 
 

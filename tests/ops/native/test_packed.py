@@ -27,7 +27,7 @@ from tests.native import (
 )
 
 ROUNDING = 2.0**-24  # of one fp32 operation, relative
-ROW_COUNTS = (1, 2, 5, 8, 16, 300)
+ROW_COUNTS = (1, 2, 3, 5, 7, 8, 16, 300)
 
 
 def rounded_for(weight_format, x):
@@ -250,6 +250,16 @@ def test_a_row_has_the_same_bits_among_any_number_of_rows(kernels, weight_format
     for count in ROW_COUNTS:
         assert torch.equal(linear(x[:count]), alone[:count]), count
         assert torch.equal(linear(x[-count:]), alone[-count:]), count
+
+
+@every_level
+@every_format
+def test_a_row_has_the_same_bits_among_more_rows_than_a_tile_finds_in_the_cache(kernels, weight_format):
+    linear = packed_linear(kernels, torch.randn(40, 6000), weight_format=weight_format)
+    x = torch.randn(100, 6000)
+    whole = linear(x)
+    for first in (0, 43, 99):
+        assert torch.equal(linear(x[first : first + 1]), whole[first : first + 1])
 
 
 @every_level

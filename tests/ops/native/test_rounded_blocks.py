@@ -47,6 +47,28 @@ def test_a_row_has_the_same_bits_whatever_rows_are_beside_it_and_threads_compute
 
 
 @every_level
+@pytest.mark.parametrize("name", ["Q8_0", "GROUPS16"])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_largest_products_of_bytes_fit(kernels, name, sign):
+    weight = tame_blocks(name, 40, 256)
+    row = BLOCK_FORMATS[name]
+    weight.data.view(40, -1, row.bytes)[..., -row.weights :] = 128  # as signed bytes -128
+    x = torch.full((5, 256), sign * 3.0)
+    assert_within_rounding(packed(kernels, weight, rounds_rows=True)(x), weight, None, round_rows(x))
+
+
+@every_level
+@every_block_format
+@pytest.mark.parametrize("size", [1e-36, 1e-37, 1e-39])
+def test_rows_that_are_hardly_more_than_zero_are_rounded_as_their_twin(kernels, name, size):
+    weight = tame_blocks(name, 40, 256, size=100.0)
+    x = torch.randn(4, 256, generator=generator(4)) * size
+    found = packed(kernels, weight, rounds_rows=True)(x)
+    exact = round_rows(x).double() @ weight.dequantize().double().T
+    assert (found.double() - exact).abs().max() <= 1e-4 * exact.abs().max() + 256 * 2.0**-149
+
+
+@every_level
 def test_rows_beyond_one_block_have_scales_of_their_own(kernels):
     weight = tame_blocks("Q4_K", 40, 256)
     x = torch.randn(3, 256, generator=generator(2))

@@ -25,11 +25,11 @@ constexpr int kMaxMembers = 32;  // (row, head) pairs that share the keys they r
 constexpr int64_t kRowBytesAhead = 8192;  // of keys or values that are fetched while others are read
 
 // How many groups of sixteen keys, members and vectors of a value are computed together: as many sums as fit in registers,
-// enough of them to hide the latency of each.
+// enough of them to hide the latency of each. (On AVX2 that many vectors of one member's value, fewer of several members'.)
 #if defined(__AVX512F__)
 constexpr int kKeyGroups = 4, kScoreMembers = 6, kValueMembers = 6, kValueVectors = 4;
 #elif defined(__AVX2__)
-constexpr int kKeyGroups = 1, kScoreMembers = kRowsOfHalfTiles, kValueMembers = kRowsOfHalfTiles, kValueVectors = 1;
+constexpr int kKeyGroups = 1, kScoreMembers = kRowsOfHalfTiles, kValueMembers = kRowsOfHalfTiles, kValueVectors = 4;
 #elif defined(FORERUN_NEON)
 constexpr int kKeyGroups = 1, kScoreMembers = 5, kValueMembers = 2, kValueVectors = 2;
 #else
@@ -543,18 +543,28 @@ class AttentionBlock {
 
     void add_values(const Keys& keys) {
         const int end = keys.first_member + keys.num_members;
-        for (int member = keys.first_member; member < end; member += kValueMembers)
-            for (int dim = 0; dim < width_; dim += kValueVectors * kLanes)
-                add_some(std::min(kValueMembers, end - member), member, dim, keys);
+        for (int member = keys.first_member; member < end; member += kValueMembers) {
+            const int members = std::min(kValueMembers, end - member);
+            for (int dim = 0; dim < width_; dim += vectors_of(members) * kLanes) add_some(members, member, dim, keys);
+        }
+    }
+
+    // Vectors of a value that are added up together for so many members.
+    static constexpr int vectors_of(int members) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+        return members > 2 ? 1 : kValueVectors / members;
+#else
+        return members > 0 ? kValueVectors : 0;
+#endif
     }
 
     template <int Members = kValueMembers>
     void add_some(int members, int first, int dim, const Keys& keys) {
         if constexpr (Members > 1)
             if (members < Members) return add_some<Members - 1>(members, first, dim, keys);
-        const int vectors = std::min(kValueVectors, (width_ - dim) / kLanes);
-        if (vectors == kValueVectors && dim + kValueVectors * kLanes <= shape_.value_dim)
-            return add_values_of<Members, kValueVectors>(first, dim, keys);
+        constexpr int most = vectors_of(Members);
+        const int vectors = std::min(most, (width_ - dim) / kLanes);
+        if (vectors == most && dim + most * kLanes <= shape_.value_dim) return add_values_of<Members, most>(first, dim, keys);
         for (int v = 0; v < vectors; ++v) add_values_of<Members, 1>(first, dim + v * kLanes, keys);
     }
 
@@ -584,7 +594,8 @@ class AttentionBlock {
                 value[v] = Vectors > 1 ? join(place + v * kLanes, next + v * kLanes) : join_first(place, next, lanes);
 #if defined(__AVX2__) && !defined(__AVX512F__)
             if constexpr (kWidensFactors) {
-                add_step(value[0], weights + i, kWeightsApart, sums[0]);
+#pragma GCC unroll 4
+                for (int v = 0; v < Vectors; ++v) add_step(value[v], weights + i, kWeightsApart, sums[v]);
                 continue;
             }
 #endif

@@ -22,15 +22,6 @@ constexpr int kRowsOfHalfTiles = 6;
 #endif
 }
 
-// Keeps the compiler from knowing what this points to, and so from keeping in registers what was read there.
-[[gnu::always_inline]] inline void hide(const bf16*& address) {
-#if defined(__GNUC__)
-    asm volatile("" : "+r"(address));
-#else
-    (void)address;
-#endif
-}
-
 // What is fetched into the second cache while a tile is multiplied: each line once, as processors that are asked for a line more
 // often have fewer others on the way.
 class LinesAhead {
@@ -71,7 +62,7 @@ template <int Distance = kStepWeights, int Rows>
     for (int64_t step = 0; step < num_steps; ++step, weights += Distance, rows += 2) {
         const bf16* again = weights;
         add_products(even_of(load_pairs(weights)), &rows->value, row_length, sums);
-        hide(again);
+        forget(again);
         add_products(odd_of(load_pairs(again)), &rows->value + 1, row_length, sums);
     }
 }

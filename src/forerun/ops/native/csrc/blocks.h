@@ -9,6 +9,7 @@
 // depends on nothing but the format.
 #pragma once
 
+#include <limits>
 #include <type_traits>
 #include <utility>
 
@@ -186,15 +187,6 @@ struct BlockRows {
     int64_t inputs;
 };
 
-// Keeps the compiler from computing addresses behind this one ahead of their use, more than there are registers.
-inline void keep_in_register(const RowInput*& address) {
-#if defined(__GNUC__)
-    asm("" : "+r"(address));
-#else
-    (void)address;
-#endif
-}
-
 // Keeps the compiler from holding values in registers from here on, of which there are not enough for those of a group beside
 // the totals of more rows than this.
 constexpr int kRowsInRegisters = 6;
@@ -229,7 +221,7 @@ void multiply_block_tile(const Reader& reader, const uint8_t* unit, GroupScales 
 #pragma GCC unroll 4
                 for (int r = 0; r < Rows; r += 3) {
                     every_third[r / 3] = values + r * inputs;
-                    keep_in_register(every_third[r / 3]);
+                    forget(every_third[r / 3]);
                 }
 #pragma GCC unroll kRepeatedSteps
                 for (int step = 0; step < kQuadSteps; ++step) {
@@ -407,19 +399,20 @@ template <int Group, bool has_offsets, int Rows>
 // Codes of up to four bits that count up are multiplied where they lie: in step s of a quad a code is taken 16^s times too
 // large, and the row's input that it meets as much too small. A power of two changes no bit of their product, as fp32 holds
 // even the smallest bf16 divided by 4096.
+// (Where a process has its numbers flushed to zero below fp32's normal ones, inputs below 2^-114 count as zero.)
 template <bool has_offsets, class Reader>
 bool multiplies_in_place(const Reader& reader) {
     if constexpr (Reader::kBits <= 4) return reader.counts_from(has_offsets ? 0 : -(1 << (Reader::kBits - 1)));
     return false;
 }
 
-inline void make_smaller(RowInput* inputs, int64_t count) {
+inline void divide_by_places(RowInput* inputs, int64_t count) {
     const __m256 factors = _mm256_setr_ps(1, 1, 0x1p-4f, 0x1p-4f, 0x1p-8f, 0x1p-8f, 0x1p-12f, 0x1p-12f);
     for (int64_t i = 0; i < count; i += 2 * kQuadSteps)
         _mm256_storeu_ps(&inputs[i].value, _mm256_mul_ps(_mm256_loadu_ps(&inputs[i].value), factors));
 }
 
-// A register tile of such codes and one or two rows that were made smaller.
+// A register tile of such codes and one or two rows, whose inputs `divide_by_places` has divided.
 template <int Group, bool has_offsets, int Rows, class Reader>
 [[gnu::noinline]] void multiply_counted_tile(const Reader& reader, const uint8_t* unit, GroupScales scales,
                                              const BlockRows& rows, AheadOfStep ahead, float* sums) {
@@ -502,6 +495,13 @@ void multiply_block_rows(const Reader& reader, const uint8_t* unit, GroupScales 
     });
 }
 
+#endif
+
+// Rows of which a member keeps its own, widened, at once.
+#if defined(__AVX2__) && !defined(__AVX512F__)
+constexpr int64_t kBlockRowsAtOnce = 128;
+#else
+constexpr int64_t kBlockRowsAtOnce = std::numeric_limits<int64_t>::max();  // it keeps none
 #endif
 
 // Memory of one member for a product, in floats and bf16; `begin` is aligned to a cache line.
@@ -609,10 +609,9 @@ void each_block_tile(const BlockTiles& tiles, int64_t num_rows, RegisterTiles re
     }
 }
 
-// Rows [num_rows, inputs] times tiles [first, last): emit(row, tile, sums [32]).
-inline void multiply_blocks(const BlockTiles& tiles, const bf16* rows, int64_t num_rows, int64_t first, int64_t last,
-                            uint8_t* memory, int64_t bytes_ahead, EmitSums emit) {
-    if (first >= last) return;
+// Rows [num_rows, inputs], kBlockRowsAtOnce at most, times tiles [first, last): emit(row, tile, sums [32]).
+inline void multiply_some_blocks(const BlockTiles& tiles, const bf16* rows, int64_t num_rows, int64_t first, int64_t last,
+                                 uint8_t* memory, int64_t bytes_ahead, EmitSums emit) {
     const BlockLayout& layout = tiles.layout();
     const BlockScratch scratch(layout, tiles.inputs, num_rows, memory);
     const int64_t inputs = tiles.inputs, groups = inputs / layout.group;
@@ -629,7 +628,7 @@ inline void multiply_blocks(const BlockTiles& tiles, const bf16* rows, int64_t n
     with_reader(tiles.storage, values, [&](const auto& reader, auto group, auto has_offsets) {
 #if defined(__AVX2__) && !defined(__AVX512F__)
         if (kBlockTiles.reads_codes(num_rows) && multiplies_in_place<has_offsets()>(reader))
-            make_smaller(reinterpret_cast<RowInput*>(scratch.inputs), num_rows * inputs);
+            divide_by_places(reinterpret_cast<RowInput*>(scratch.inputs), num_rows * inputs);
 #endif
         const auto multiply = [&](int64_t from, int64_t count, const uint8_t* units, AheadOfStep ahead) {
             const BlockRows block{row_values + from * inputs, scratch.group_sums + from * groups, inputs};
@@ -642,6 +641,16 @@ inline void multiply_blocks(const BlockTiles& tiles, const bf16* rows, int64_t n
         const auto widen = [&](const uint8_t* units) { widen_codes(reader, units, inputs, scratch.wide); };
         each_block_tile(tiles, num_rows, kBlockTiles, first, last, bytes_ahead, scratch.scales, scratch.sums, widen, multiply, emit);
     });
+}
+
+// The same of any number of rows.
+inline void multiply_blocks(const BlockTiles& tiles, const bf16* rows, int64_t num_rows, int64_t first, int64_t last,
+                            uint8_t* memory, int64_t bytes_ahead, EmitSums emit) {
+    if (first >= last) return;
+    const int64_t at_once = std::min(num_rows, kBlockRowsAtOnce);
+    for (int64_t begin = 0; begin < num_rows; begin += at_once)
+        multiply_some_blocks(tiles, rows + begin * tiles.inputs, std::min(at_once, num_rows - begin), first, last, memory, bytes_ahead,
+                             [&](int64_t row, int64_t tile, const float* sums) { emit(begin + row, tile, sums); });
 }
 
 // One output's weights, by their definition: [inputs] fp32.

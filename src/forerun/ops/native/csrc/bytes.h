@@ -21,8 +21,9 @@ constexpr bool kAllBitsCostMore = false;
 constexpr bool kAllBitsCostMore = true;
 #endif
 
-// What a code's byte lacks to its value. Where instructions multiply unsigned by signed bytes, signed values are kept 128 higher.
-#if defined(__AVX512F__) || defined(__AVX2__)
+// What a code's byte lacks to its value. Where instructions multiply unsigned by signed bytes, signed values are kept 128 higher,
+// but on AVX2 without AVX-VNNI, where the sum of two such products would not fit: there the row takes their signs.
+#if defined(__AVX512F__) || defined(__AVXVNNI__)
 constexpr int kSignedBias = -128;
 #else
 constexpr int kSignedBias = 0;
@@ -71,7 +72,8 @@ inline Bytes words_in_turn(Bytes first, Bytes second, int half) {
     return {_mm512_permutex2var_epi16(first.v, places, second.v)};
 }
 
-// sum + the products of each lane's four bytes with four of a row. Bytes are without sign; `all_bits`: all eight are used.
+// sum + the products of each lane's four bytes with four of a row. Bytes are without sign unless kSignedBias is 0; `all_bits`: all eight
+// are used.
 template <bool all_bits>
 inline I16 dot_bytes(I16 sum, Bytes x, const int8_t* four) {
     int32_t packed;
@@ -128,6 +130,7 @@ inline Bytes shifted_left(Bytes x) {
     return {_mm256_slli_epi16(x.a, left), _mm256_slli_epi16(x.b, left)};
 }
 inline Bytes flip_sign(Bytes x) {
+    if constexpr (kSignedBias == 0) return x;
     const __m256i sign = _mm256_set1_epi8(-128);
     return {_mm256_xor_si256(x.a, sign), _mm256_xor_si256(x.b, sign)};
 }
@@ -152,13 +155,9 @@ inline __m256i dot_bytes(__m256i sum, __m256i x, __m256i row) {
 #if defined(__AVXVNNI__)
     return _mm256_dpbusd_avx_epi32(sum, x, row);
 #else
-    const auto product = [&](__m256i part, int factor) {
-        return _mm256_madd_epi16(_mm256_maddubs_epi16(part, row), _mm256_set1_epi16(static_cast<int16_t>(factor)));
-    };
-    if constexpr (!all_bits) return _mm256_add_epi32(sum, product(x, 1));
-    const __m256i mask = _mm256_set1_epi8(15);
-    const __m256i sixteens = product(_mm256_and_si256(_mm256_srli_epi16(x, 4), mask), 16);
-    return _mm256_add_epi32(sum, _mm256_add_epi32(sixteens, product(_mm256_and_si256(x, mask), 1)));
+    const __m256i pairs = all_bits ? _mm256_maddubs_epi16(_mm256_abs_epi8(x), _mm256_sign_epi8(row, x))
+                                   : _mm256_maddubs_epi16(x, row);
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 #endif
 }
 

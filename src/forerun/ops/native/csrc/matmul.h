@@ -274,13 +274,13 @@ void widen_tile(Tile tile, int64_t inputs, bf16* wide) {
 }
 
 constexpr int64_t kWidenedRows = 48;  // at once, for weights that take part in fp32: what the second cache holds
-// For which reading a tile once or twice costs less than widening it.
+// For which reading a tile once or twice (on AVX2: once) costs less than widening it.
 constexpr int64_t kFewRows = kRowsOfOneReading<RowInput> == kMaxRows ? 2 * kMaxRows : kRowsOfOneReading<RowInput>;
 constexpr int64_t kRowBytesAtOnce = 512 << 10;  // of more rows a tile would not find all in the second cache
 
 inline int64_t rows_at_once(const Weight& weight) {
     const int64_t input_bytes = weight.narrow_inputs() ? sizeof(RowInput) : sizeof(float);
-    return std::max<int64_t>(kFewRows, kRowBytesAtOnce / (weight.inputs * input_bytes));
+    return std::max<int64_t>({kFewRows, kRowsAtOnce<RowInput>, kRowBytesAtOnce / (weight.inputs * input_bytes)});
 }
 
 #if defined(__AMX_BF16__)
@@ -318,7 +318,7 @@ inline int64_t scratch_bytes(const Weight& weight, int64_t num_rows) {
     if (is_blocks(weight.storage)) {
         const BlockLayout& layout = block_layout(weight.storage);
         return weight.rounds_rows ? RoundedScratch::bytes(layout, weight.inputs, num_rows)
-                                  : BlockScratch::bytes(layout, weight.inputs, num_rows);
+                                  : BlockScratch::bytes(layout, weight.inputs, std::min(num_rows, kBlockRowsAtOnce));
     }
     if (widens_rows(weight.storage))
         return weight.inputs * std::min(num_rows, kWidenedRows) * static_cast<int64_t>(sizeof(float));

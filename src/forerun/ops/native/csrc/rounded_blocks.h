@@ -142,7 +142,7 @@ void round_row(const bf16* row, int base, const RoundedRows& out) {
         const bf16 bits = largest_magnitude(row + i);
         const float largest = widen(bits);
         *scale = bits < infinity ? largest / most : std::numeric_limits<float>::quiet_NaN();
-        const F16 steps = splat(bits ? most / largest : 0.0f);
+        const F16 steps = splat(bits ? std::min(most / largest, std::numeric_limits<float>::max()) : 0.0f);
         int32_t sum = 0;
         for (int part = 0; part < kRowBlock; part += kLanes, values += kLanes) {
             store_rounded(values, load(row + i + part) * steps);
@@ -274,7 +274,7 @@ inline int byte_base(const BlockLayout& layout) {
 // Rows [num_rows, inputs], which are rounded, times tiles [first, last): emit(row, tile, sums [32]).
 inline void multiply_rounded_blocks(const BlockTiles& tiles, const bf16* rows, int64_t num_rows, int64_t first, int64_t last,
                                     uint8_t* memory, int64_t bytes_ahead, EmitSums emit) {
-    if (first >= last) return;
+    if (first >= last || num_rows == 0) return;
     const BlockLayout& layout = tiles.layout();
     const RoundedScratch scratch(layout, tiles.inputs, num_rows, memory);
     const int64_t inputs = tiles.inputs;

@@ -286,7 +286,7 @@ inline WidePairs splat_pair(const bf16* p) {
     const __m256i pairs = _mm256_set1_epi32(pair);
     return {{even_of(pairs), even_of(pairs)}, {odd_of(pairs), odd_of(pairs)}};
 }
-// A number of bf16 in fp32, as rows are multiplied: of such a register is filled as it is read.
+// A number of bf16, in fp32, as rows are multiplied: an instruction that reads one fills a register with it.
 struct RowInput {
     float value;
 };
@@ -491,7 +491,8 @@ inline F16 load_nibbles(const uint8_t* p, int high) {
 
 #endif
 
-// Rows of bf16, `count` numbers, as they are multiplied: they themselves, or what is written to memory of so many bytes.
+// `row_inputs` gives `count` numbers of bf16 as they are multiplied: they themselves, or what it writes to memory, of which it
+// needs `row_input_bytes`.
 #if defined(__AVX2__) && !defined(__AVX512F__)
 
 inline int64_t row_input_bytes(int64_t count) { return (count + kLanes - 1) / kLanes * kLanes * static_cast<int64_t>(sizeof(RowInput)); }
@@ -519,6 +520,17 @@ inline F16 load_pairs(const float* p) { return load(p); }
 inline F16 load_pairs(const fp16* p) { return load(p); }
 inline F16 dot(F16 sum, F16 a, F16 b) { return fma(a, b, sum); }
 inline F16 join(const float* a, const float*) { return load(a); }
+
+// Keeps the compiler from knowing that this points where it did: from computing addresses behind it ahead of their use, more than
+// there are registers, and from keeping in them what was read there before.
+template <class T>
+[[gnu::always_inline]] inline void forget(const T*& address) {
+#if defined(__GNUC__)
+    asm("" : "+r"(address));
+#else
+    (void)address;
+#endif
+}
 
 // Calls visit with `count`, which is from 1 to Most, as a constant.
 template <int Most = kMaxRows, class Visit>
