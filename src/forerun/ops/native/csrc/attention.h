@@ -550,11 +550,11 @@ class AttentionBlock {
     }
 
     // Vectors of a value that are added up together for so many members.
-    static constexpr int vectors_of(int members) {
+    static constexpr int vectors_of([[maybe_unused]] int members) {
 #if defined(__AVX2__) && !defined(__AVX512F__)
         return members > 2 ? 1 : kValueVectors / members;
 #else
-        return members > 0 ? kValueVectors : 0;
+        return kValueVectors;
 #endif
     }
 

@@ -129,8 +129,7 @@ class CodeReader {
 
     __m512i values_, more_values_, low_bits_;
 #elif defined(__AVX2__)
-    explicit CodeReader(const bf16* values) : first_(_mm256_set1_ps(widen(values[0]))), counts_(true) {
-        for (int i = 1; i < 1 << kBits; ++i) counts_ = counts_ && widen(values[i]) == widen(values[0]) + static_cast<float>(i);
+    explicit CodeReader(const bf16* values) : first_(_mm256_set1_ps(widen(values[0]))) {
         int8_t bytes[2][16];  // of values that codes of up to four bits name; others count up from the first value
         for (int i = 0; i < 16; ++i) std::memcpy(&bytes[0][i], &values[i], 1), bytes[1][i] = static_cast<int8_t>(values[i] >> 8);
         low_bytes_ = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes[0])));
@@ -158,9 +157,6 @@ class CodeReader {
         } found{pairs(quad, index, 0), pairs(quad, index, 1)};
         return found;
     }
-
-    // Whether the values count up from this one.
-    bool counts_from(int first) const { return counts_ && _mm256_cvtss_f32(first_) == static_cast<float>(first); }
 
     // A quad's words of eight outputs, in each nibble the whole code, of up to four bits, of one step.
     [[gnu::always_inline]] static __m256i codes_of_steps(const Quad& quad, int half, int part) {
@@ -223,7 +219,6 @@ class CodeReader {
 
     __m256i low_bytes_, high_bytes_;
     __m256 first_;
-    bool counts_;
 #else
     explicit CodeReader(const bf16* values) : values_(values) {}
 

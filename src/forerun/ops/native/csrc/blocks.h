@@ -185,6 +185,7 @@ struct BlockRows {
     const RowInput* values;
     const float* group_sums;
     int64_t inputs;
+    bool are_divided;  // for codes that are multiplied where they lie, on AVX2
 };
 
 // Keeps the compiler from holding values in registers from here on, of which there are not enough for those of a group beside
@@ -398,12 +399,10 @@ template <int Group, bool has_offsets, int Rows>
 
 // Codes of up to four bits that count up are multiplied where they lie: in step s of a quad a code is taken 16^s times too
 // large, and the row's input that it meets as much too small. A power of two changes no bit of their product, as fp32 holds
-// even the smallest bf16 divided by 4096.
-// (Where a process has its numbers flushed to zero below fp32's normal ones, inputs below 2^-114 count as zero.)
-template <bool has_offsets, class Reader>
-bool multiplies_in_place(const Reader& reader) {
-    if constexpr (Reader::kBits <= 4) return reader.counts_from(has_offsets ? 0 : -(1 << (Reader::kBits - 1)));
-    return false;
+// even the smallest bf16 divided by 4096. (Where a process flushes numbers below fp32's normal ones to zero, inputs below
+// 2^-114 count as zero.)
+inline bool multiplies_in_place(const BlockLayout& layout, int64_t num_rows) {
+    return layout.bits() <= 4 && !layout.values && kBlockTiles.reads_codes(num_rows);
 }
 
 inline void divide_by_places(RowInput* inputs, int64_t count) {
@@ -476,7 +475,7 @@ void multiply_block_rows(const Reader& reader, const uint8_t* unit, GroupScales 
     else
         with_count<kBlockTiles.of_codes>(num_rows, [&](auto height) {
             if constexpr (Reader::kBits <= 4)
-                if (multiplies_in_place<has_offsets>(reader))
+                if (rows.are_divided)
                     return multiply_counted_tile<Group, has_offsets, height()>(reader, unit, scales, rows, ahead, sums);
             multiply_block_tile<Group, has_offsets, height()>(reader, unit, scales, rows, ahead, sums);
         });
@@ -622,16 +621,17 @@ inline void multiply_some_blocks(const BlockTiles& tiles, const bf16* rows, int6
     const Matrices until_all_are_done;
 #endif
     const RowInput* row_values = row_inputs(rows, num_rows * inputs, scratch.inputs);
+    bool are_divided = false;
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    are_divided = multiplies_in_place(layout, num_rows);
+    if (are_divided) divide_by_places(reinterpret_cast<RowInput*>(scratch.inputs), num_rows * inputs);
+#endif
     bf16 values[kMostValues];
     for (int code = 0; code < kMostValues; ++code)
         values[code] = narrow(value_of(layout, code % (1 << std::min(layout.bits(), 6))));
     with_reader(tiles.storage, values, [&](const auto& reader, auto group, auto has_offsets) {
-#if defined(__AVX2__) && !defined(__AVX512F__)
-        if (kBlockTiles.reads_codes(num_rows) && multiplies_in_place<has_offsets()>(reader))
-            divide_by_places(reinterpret_cast<RowInput*>(scratch.inputs), num_rows * inputs);
-#endif
         const auto multiply = [&](int64_t from, int64_t count, const uint8_t* units, AheadOfStep ahead) {
-            const BlockRows block{row_values + from * inputs, scratch.group_sums + from * groups, inputs};
+            const BlockRows block{row_values + from * inputs, scratch.group_sums + from * groups, inputs, are_divided};
             const auto multiply_by = [&](const auto& source, const uint8_t* codes) {
                 multiply_block_rows<group(), has_offsets()>(source, codes, scratch.scales, block, count, ahead, scratch.sums);
             };

@@ -218,8 +218,8 @@ template <int Rows>
     }
 }
 
-inline void multiply_rows(PlainTile<bf16, RowInput> tile, const RowInput* rows, int64_t num_rows, int64_t inputs,
-                                            Ahead ahead, F16 (*sums)[2]) {
+inline void multiply_rows(PlainTile<bf16, RowInput> tile, const RowInput* rows, int64_t num_rows, int64_t inputs, Ahead ahead,
+                          F16 (*sums)[2]) {
     with_count<kRowsOfHalfTiles>(num_rows, [&](auto height) {
         if constexpr (height() == 1) multiply_tile<1>(tile, rows, inputs, ahead, sums);
         else if constexpr (height() == 2) multiply_two_rows(tile, rows, inputs, ahead, sums);
