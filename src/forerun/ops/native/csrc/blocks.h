@@ -174,9 +174,8 @@ struct AheadOfStep {
     const uint8_t* data;
     int64_t bytes;
 
-    template <bool is_read_once>
-    [[gnu::always_inline]] void fetch(int64_t step) const {
-        fetch_line<is_read_once>(data + step * bytes);
+    [[gnu::always_inline]] void fetch(int64_t step, bool past_second_cache) const {
+        fetch_line(data + step * bytes, past_second_cache);
     }
 };
 
@@ -187,6 +186,14 @@ struct BlockRows {
     int64_t inputs;
     bool are_divided;  // for codes that are multiplied where they lie, on AVX2
 };
+
+// Whether a register tile of so many rows fetches codes past the second cache: more than a few take long enough with each
+// line for it to be gone again.
+template <class Reader, int Rows>
+inline bool past_second_cache() {
+    constexpr int few_rows = 4;
+    return Reader::kReadsOnce && Rows <= few_rows && kFetchesPastSecondCache;
+}
 
 // Keeps the compiler from holding values in registers from here on, of which there are not enough for those of a group beside
 // the totals of more rows than this.
@@ -227,7 +234,7 @@ void multiply_block_tile(const Reader& reader, const uint8_t* unit, GroupScales 
 #pragma GCC unroll kRepeatedSteps
                 for (int step = 0; step < kQuadSteps; ++step) {
                     const auto [first, second] = reader.step(quad, step);
-                    if (step % fetch_steps == 0) ahead.template fetch<Reader::kReadsOnce>(step);
+                    if (step % fetch_steps == 0) ahead.fetch(step, past_second_cache<Reader, Rows>());
 #pragma GCC unroll 12
                     for (int r = 0; r < Rows; ++r) {
                         const auto value = splat_pair(every_third[r / 3] + r % 3 * inputs + 2 * step);
@@ -310,7 +317,12 @@ void multiply_block_matrices(const Reader& reader, const uint8_t* unit, GroupSca
             const auto quad = reader.quad(unit, index);
 #pragma GCC unroll 4
             for (int step = 0; step < kQuadSteps; ++step, wide += kStepWeights) {
-                if (step % fetch_steps == 0) ahead.template fetch<Reader::kReadsOnce>(step);
+                if (step % fetch_steps == 0) {
+                    if constexpr (Reader::kReadsOnce)
+                        fetch_line(ahead.data + step * ahead.bytes, kFetchesPastSecondCache);
+                    else
+                        fetch_into_second_cache(ahead.data + step * ahead.bytes);
+                }
                 if constexpr (std::is_same_v<Reader, ValueReader>) continue;
                 const auto [first, second] = reader.step(quad, step);
                 store_pairs(wide, first);
@@ -420,7 +432,7 @@ template <int Group, bool has_offsets, int Rows, class Reader>
     const float *values = &rows.values->value, *scale = scales.scale, *offset = scales.offset, *group_sums = rows.group_sums;
     for (int i = 0; i < Rows * kTile; i += kLanes) store(sums + i, zero());
     for (int64_t i = 0; i < inputs; i += kUnitInputs, unit += Reader::kUnitBytes, ahead.data += Reader::kUnitBytes) {
-        for (int64_t line = 0; line < Reader::kUnitBytes; line += kCacheLine) fetch_line<true>(ahead.data + line);
+        for (int64_t line = 0; line < Reader::kUnitBytes; line += kCacheLine) fetch_line(ahead.data + line, kFetchesPastSecondCache);
         for (int first_quad = 0; first_quad < quads; first_quad += group_quads) {
             F16 own[2][Rows];
 #pragma GCC unroll 2
@@ -595,7 +607,7 @@ void each_block_tile(const BlockTiles& tiles, int64_t num_rows, RegisterTiles re
         const uint8_t* next = tile + 1 < last ? header + bytes : header;
         read_header(layout, header, inputs, scales, [&](const uint8_t* place) {
             if (reads_codes)
-                for (int line = 0; line < 128; line += 64) fetch_line<true>(place + bytes_ahead + line);
+                for (int line = 0; line < 128; line += 64) fetch_line(place + bytes_ahead + line, kFetchesPastSecondCache);
         });
         if (!reads_codes) widen(units);
         for (int64_t part = 0; part < parts; ++part) {

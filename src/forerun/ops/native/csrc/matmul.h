@@ -94,14 +94,14 @@ class PlainTile {
 struct Ahead {
     const char* data;
     int64_t bytes;
-    bool is_read_once;  // so it must not push the step's own rows, keys and code out of the second cache
+    bool past_second_cache;  // so that what is read once does not push the step's own rows, keys and code out of it
 };
 
 // How far ahead a tile that is read once is prefetched: what memory delivers to a core while it waits for a line.
 constexpr int64_t kBytesAhead = 6144;
 
 inline void fetch(const Ahead& ahead, int64_t offset) {
-    ahead.is_read_once ? fetch_line<true>(ahead.data + offset) : fetch_line<false>(ahead.data + offset);
+    fetch_line(ahead.data + offset, ahead.past_second_cache);
 }
 
 // One register tile: `Rows` rows times 32 outputs. (The accumulators are the function's own, or the compiler
@@ -255,7 +255,7 @@ void multiply_all(const Weight& weight, Tile tile, int64_t index, const Value* r
     for (int64_t part = 0; part < parts; ++part) {
         const int64_t first = num_rows * part / parts, count = num_rows * (part + 1) / parts - first;
         const Ahead ahead = num_rows <= kRowsOfOneReading<Value>
-                                ? Ahead{weight.tile_data(index) + kBytesAhead, bytes / steps, true}
+                                ? Ahead{weight.tile_data(index) + kBytesAhead, bytes / steps, kFetchesPastSecondCache}
                                 : Ahead{next + bytes / parts * part, bytes / parts / steps, false};
         F16 sums[most][2];
         multiply_rows(tile, rows + first * weight.inputs, count, weight.inputs, ahead, sums);
@@ -371,7 +371,7 @@ void multiply_row_blocks(const bf16* rows, int64_t num_rows, int64_t inputs, con
             Matrices::begin_sums<has_more()>();
             for (int64_t i = 0; i < whole; ++i) {
                 Matrices::add<has_more(), true>(steps + i * kMatrixInputs * kTile, rows + first * inputs + i * kMatrixInputs, inputs * 2);
-                for (int64_t line = 0; line < lines && next < end; ++line, next += kCacheLine) fetch_line<false>(next);
+                for (int64_t line = 0; line < lines && next < end; ++line, next += kCacheLine) fetch_into_second_cache(next);
                 finish_until(first - kRowsOfMatrices * (whole - 1 - i) / whole);
             }
             if (whole * kMatrixInputs < inputs)

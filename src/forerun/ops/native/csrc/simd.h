@@ -38,24 +38,24 @@ constexpr int kRepeatedSteps = 4;
 constexpr int kRepeatedSteps = 1;
 #endif
 
-// Whether lines that are read once are fetched past the second cache, which they would push other data out of. On Intel's
-// processors that loses many of them before they are read: codes of four bits then take twice as long.
+// Whether lines that are read once, and soon, are fetched past the second cache, which they would push other data out of. On
+// Intel's processors that loses many of them before they are read: codes of four bits then take twice as long.
 #if defined(__x86_64__)
 inline const bool kFetchesPastSecondCache = (__builtin_cpu_init(), !__builtin_cpu_is("intel"));
 #else
 constexpr bool kFetchesPastSecondCache = true;
 #endif
 
-// Fetches a line that is read once, or soon and then again.
-template <bool is_read_once>
-[[gnu::always_inline]] inline void fetch_line(const void* line) {
-    if constexpr (!is_read_once)
-        __builtin_prefetch(line, 0, 2);
-    else if (kFetchesPastSecondCache)
+// Fetches a line into all caches, or past the second one.
+[[gnu::always_inline]] inline void fetch_line(const void* line, bool past_second_cache = false) {
+    if (past_second_cache)
         __builtin_prefetch(line, 0, 0);
     else
         __builtin_prefetch(line, 0, 3);
 }
+
+// Fetches a line past the first cache, which is full of what is read again and again. (On AMD's Zen 5 such lines come late.)
+[[gnu::always_inline]] inline void fetch_into_second_cache(const void* line) { __builtin_prefetch(line, 0, 2); }
 
 #if defined(__AVX512F__)
 
