@@ -117,48 +117,88 @@ inline float scale_at(const BlockLayout& layout, const uint8_t* header, int64_t 
     return unit * (set ? -count : count);
 }
 
-// Scales and offsets of a tile, fp32 [groups, 32] each.
-struct GroupScales {
-    float* scale;
-    float* offset;  // only of formats that have offsets
+// A weight's tiles in one of the block formats.
+struct BlockTiles {
+    const uint8_t* data;
+    int64_t inputs;
+    int32_t storage;
+
+    const BlockLayout& layout() const { return block_layout(storage); }
+    int64_t tile_bytes() const { return block_tile_bytes(layout(), inputs); }
 };
 
-// Reads a tile's header; `scale_at` is the twin. `fetched` is called with each place that is read.
-template <class Fetch>
-void read_header(const BlockLayout& layout, const uint8_t* header, int64_t inputs, GroupScales out, const Fetch& fetched) {
-    const int64_t groups = inputs / layout.group;
-    const int sets = layout.per_group();
-    const auto each_set = [&](int64_t count, int64_t bytes, const auto& read) {  // of 16 outputs
-        for (int64_t i = 0; i < count; ++i) {
-            fetched(header);
-            for (int set = 0; set < sets; ++set) {
-                float* values = (set ? out.offset : out.scale) + i * kTile;
-                for (int half = 0; half < kTile; half += kLanes, header += kLanes * bytes) store(values + half, read(i, set, half));
+// Reads a tile's header group after group; `scale_at` is the twin. The next tile's is fetched meanwhile.
+template <int Group, bool has_offsets>
+class HeaderReader {
+  public:
+    HeaderReader(const BlockTiles& tiles, const uint8_t* header)
+        : scales_(tiles.layout().scales), wholes_(reinterpret_cast<const fp16*>(header)), groups_(header), tile_bytes_(tiles.tile_bytes()) {
+        if (scales_ == Scales::kSteps || scales_ == Scales::kSharedSteps)
+            groups_ += tiles.inputs / kStepsInputs * kSets * kTile * static_cast<int64_t>(sizeof(fp16));
+    }
+
+    // The next group's scales and, if there are any, offsets, fp32 [1 or 2, 32]: where they lie, or written to `own`.
+    [[gnu::always_inline]] const float* next(float* own) {
+        fetch_line(groups_ + tile_bytes_);
+        switch (scales_) {
+            case Scales::kHalf: return widen_all<fp16>(own);
+            case Scales::kBrain: return widen_all<bf16>(own);
+            case Scales::kFloat:
+                groups_ += kValues * sizeof(float);
+                return reinterpret_cast<const float*>(groups_) - kValues;
+            default: return count_steps(own);
+        }
+    }
+
+  private:
+    static constexpr int kSets = has_offsets ? 2 : 1, kValues = kSets * kTile;
+
+    template <class Stored>
+    [[gnu::always_inline]] const float* widen_all(float* own) {
+        for (int i = 0; i < kValues; i += kLanes) store(own + i, load(reinterpret_cast<const Stored*>(groups_) + i));
+        groups_ += kValues * sizeof(Stored);
+        return own;
+    }
+
+    [[gnu::always_inline]] const float* count_steps(float* own) {
+        const bool is_shared = scales_ == Scales::kSharedSteps;
+        if (num_read_++ % (kStepsInputs / Group) == 0) fetch_line(reinterpret_cast<const uint8_t*>(wholes_) + tile_bytes_);
+        for (int set = 0; set < kSets; ++set) {
+            for (int i = set * kTile; i < (set + 1) * kTile; i += kLanes) {
+                const F16 steps = is_shared ? load_nibbles(groups_ + i % kTile, set) : load(reinterpret_cast<const int8_t*>(groups_) + i);
+                store(own + i, load(wholes_ + i) * (set ? steps * splat(-1.0f) : steps));
             }
         }
-    };
-    if (layout.scales == Scales::kHalf) {
-        each_set(groups, 2, [&](int64_t, int, int) { return load(reinterpret_cast<const fp16*>(header)); });
-    } else if (layout.scales == Scales::kBrain) {
-        each_set(groups, 2, [&](int64_t, int, int) { return load(reinterpret_cast<const bf16*>(header)); });
-    } else if (layout.scales == Scales::kFloat) {
-        each_set(groups, 4, [&](int64_t, int, int) { return load(reinterpret_cast<const float*>(header)); });
-    } else {
-        const auto* whole = reinterpret_cast<const fp16*>(header);
-        header += inputs / kStepsInputs * sets * kTile * 2;
-        const int64_t groups_of_whole = kStepsInputs / layout.group;
-        const bool is_shared = layout.scales == Scales::kSharedSteps;
-        for (int64_t i = 0; i < groups; ++i) {
-            if (i % 2 == 0) fetched(header);
-            for (int half = 0; half < kTile; half += kLanes) {
-                for (int set = 0; set < sets; ++set) {
-                    const F16 unit = load(whole + (i / groups_of_whole * sets + set) * kTile + half);
-                    const F16 steps = is_shared ? load_nibbles(header + half, set) : load(reinterpret_cast<const int8_t*>(header) + set * kTile + half);
-                    store((set ? out.offset : out.scale) + i * kTile + half, unit * (set ? steps * splat(-1.0f) : steps));
-                }
-            }
-            header += is_shared ? kTile : sets * kTile;
-        }
+        groups_ += is_shared ? kTile : kValues;
+        if (num_read_ % (kStepsInputs / Group) == 0) wholes_ += kValues;
+        return own;
+    }
+
+    Scales scales_;
+    const fp16* wholes_;     // of kSteps: what steps are counted in
+    const uint8_t* groups_;  // all else
+    int64_t tile_bytes_;
+    int64_t num_read_ = 0;
+};
+
+// The same of a header that has been read before: fp32 [groups, 1 or 2, 32].
+template <bool has_offsets>
+class ReadScales {
+  public:
+    explicit ReadScales(const float* next) : next_(next) {}
+
+    [[gnu::always_inline]] const float* next(float*) { return std::exchange(next_, next_ + (has_offsets ? 2 : 1) * kTile); }
+
+  private:
+    const float* next_;
+};
+
+template <int Group, bool has_offsets>
+void read_header(HeaderReader<Group, has_offsets> header, int64_t inputs, float* scales) {
+    constexpr int values = (has_offsets ? 2 : 1) * kTile;
+    for (int64_t i = 0; i < inputs; i += Group, scales += values) {
+        const float* found = header.next(scales);
+        if (found != scales) std::copy_n(found, values, scales);
     }
 }
 
@@ -169,11 +209,16 @@ inline void sum_groups(const bf16* row, int64_t inputs, int group, float* sums) 
 }
 
 // What to fetch ahead in each step of a tile, as `Ahead` of matmul.h: where codes are read, the same stream a little further
-// on, which is read once; where their values are, the next tile, into the second cache.
+// on, past the header of the next tile; where their values are, the next tile.
 struct AheadOfStep {
     const uint8_t* data;
     int64_t bytes;
+    int64_t header_at;  // at which of the tile's inputs the next header is passed over; -1: at none
+    int64_t header_bytes;
 
+    [[gnu::always_inline]] void begin_unit(int64_t input) {
+        if (input == header_at) data += header_bytes;
+    }
     [[gnu::always_inline]] void fetch(int64_t step, bool past_second_cache) const {
         fetch_line(data + step * bytes, past_second_cache);
     }
@@ -209,17 +254,20 @@ inline void keep_in_memory(float* values) {
 
 // One register tile: sums [Rows, 32]. (A row's address is that of every third row and once or twice the distance of rows,
 // which processors add up as they read.)
-template <int Group, bool has_offsets, int Rows, class Reader>
-void multiply_block_tile(const Reader& reader, const uint8_t* unit, GroupScales scales, const BlockRows& rows, AheadOfStep ahead,
+template <int Group, bool has_offsets, int Rows, class Reader, class SomeScales>
+void multiply_block_tile(const Reader& reader, const uint8_t* unit, SomeScales scales, const BlockRows& rows, AheadOfStep ahead,
                          float* sums) {
     constexpr int quads = kUnitSteps / kQuadSteps, group_quads = Group / 2 / kQuadSteps;
     constexpr int fetch_steps = Reader::kBits < 8 ? 8 / Reader::kBits : 1;  // in which a cache line is read
     const int64_t inputs = rows.inputs;
     const RowInput* values = rows.values;
-    const float *scale = scales.scale, *offset = scales.offset, *group_sums = rows.group_sums;
+    const float* group_sums = rows.group_sums;
+    alignas(kCacheLine) float own_scales[2 * kTile];
     for (int i = 0; i < Rows * kTile; i += kLanes) store(sums + i, zero());
     for (int64_t i = 0; i < inputs; i += kUnitInputs, unit += Reader::kUnitBytes) {
+        ahead.begin_unit(i);
         for (int first_quad = 0; first_quad < quads; first_quad += group_quads) {
+            const float* scale = scales.next(own_scales);
             F16 own[Rows][2];
 #pragma GCC unroll 12
             for (int r = 0; r < Rows; ++r) own[r][0] = own[r][1] = zero();
@@ -248,7 +296,7 @@ void multiply_block_tile(const Reader& reader, const uint8_t* unit, GroupScales 
 #pragma GCC unroll 2
             for (int half = 0; half < 2; ++half) {
                 own_scale[half] = load(scale + half * kLanes);
-                if constexpr (has_offsets) own_offset[half] = load(offset + half * kLanes);
+                if constexpr (has_offsets) own_offset[half] = load(scale + kTile + half * kLanes);
             }
 #pragma GCC unroll 12
             for (int r = 0; r < Rows; ++r) {
@@ -263,8 +311,6 @@ void multiply_block_tile(const Reader& reader, const uint8_t* unit, GroupScales 
                 }
             }
             if constexpr (Rows > kRowsInRegisters) keep_in_memory(sums);
-            scale += kTile;
-            offset += kTile;
             ++group_sums;
         }
     }
@@ -304,14 +350,16 @@ constexpr RegisterTiles kBlockTiles{kRowsOfMatrices, kRowsOfMatrices};
 
 // Up to 32 rows times a tile by AMX: sums [num_rows, 32].
 template <int Group, bool has_offsets, bool has_more, class Reader>
-void multiply_block_matrices(const Reader& reader, const uint8_t* unit, GroupScales scales, const BlockRows& rows,
+void multiply_block_matrices(const Reader& reader, const uint8_t* unit, const float* scales, const BlockRows& rows,
                              int64_t num_rows, AheadOfStep ahead, float* sums) {
     constexpr int quads = kUnitSteps / kQuadSteps, groups_of_unit = kUnitInputs / Group;
     constexpr int fetch_steps = Reader::kBits < 8 ? 8 / Reader::kBits : 1;  // in which a cache line is read
     alignas(64) bf16 buffers[2][kUnitSteps * kStepWeights];
     alignas(64) float products[2][kRowsOfMatrices * kTile];  // of a group
     const int64_t inputs = rows.inputs, groups = inputs / Group;
+    int64_t next_input = 0;
     const auto weights_of_next_unit = [&](bf16* wide) {
+        ahead.begin_unit(std::exchange(next_input, next_input + kUnitInputs));
         const auto* here = std::is_same_v<Reader, ValueReader> ? reinterpret_cast<const bf16*>(unit) : wide;
         for (int index = 0; index < quads; ++index, ahead.data += kQuadSteps * ahead.bytes) {
             const auto quad = reader.quad(unit, index);
@@ -333,12 +381,12 @@ void multiply_block_matrices(const Reader& reader, const uint8_t* unit, GroupSca
         return here;
     };
     const auto add_to_sums = [&](int64_t group) {
-        const float *scale = scales.scale + group * kTile, *offset = scales.offset + group * kTile;
+        const float* scale = scales + group * (has_offsets ? 2 : 1) * kTile;
         const float *product = products[group % 2], *group_sums = rows.group_sums + group;
         F16 own_scale[2], own_offset[2];
         for (int half = 0; half < 2; ++half) {
             own_scale[half] = load(scale + half * kLanes);
-            if constexpr (has_offsets) own_offset[half] = load(offset + half * kLanes);
+            if constexpr (has_offsets) own_offset[half] = load(scale + kTile + half * kLanes);
         }
         for (int64_t r = 0; r < num_rows; ++r) {
             F16 group_sum;
@@ -370,11 +418,12 @@ void multiply_block_matrices(const Reader& reader, const uint8_t* unit, GroupSca
     add_to_sums(groups - 1);
 }
 
-template <int Group, bool has_offsets, class Reader>
-[[gnu::noinline]] void multiply_block_rows(const Reader& reader, const uint8_t* unit, GroupScales scales, const BlockRows& rows,
-                                           int64_t num_rows, AheadOfStep ahead, float* sums) {
+template <int Group, bool has_offsets, class Reader, class SomeScales>
+[[gnu::noinline]] void multiply_block_rows(const Reader& reader, const uint8_t* unit, SomeScales scales, float* read_scales,
+                                           const BlockRows& rows, int64_t num_rows, AheadOfStep ahead, float* sums) {
+    if constexpr (std::is_same_v<SomeScales, HeaderReader<Group, has_offsets>>) read_header(scales, rows.inputs, read_scales);
     with_more(num_rows, [&](auto has_more) {
-        multiply_block_matrices<Group, has_offsets, has_more()>(reader, unit, scales, rows, num_rows, ahead, sums);
+        multiply_block_matrices<Group, has_offsets, has_more()>(reader, unit, read_scales, rows, num_rows, ahead, sums);
     });
 }
 
@@ -384,7 +433,7 @@ constexpr RegisterTiles kBlockTiles{kRowsOfWholeTiles, kRowsOfHalfTiles};
 
 // A register tile of values: half of the outputs, then the others.
 template <int Group, bool has_offsets, int Rows>
-[[gnu::noinline]] void multiply_value_tile(const bf16* weights, GroupScales scales, const BlockRows& rows, AheadOfStep ahead, float* sums) {
+[[gnu::noinline]] void multiply_value_tile(const bf16* weights, const float* scales, const BlockRows& rows, AheadOfStep ahead, float* sums) {
     const int64_t inputs = rows.inputs, groups = inputs / Group;
     const float* group_sums = rows.group_sums;
     LinesAhead lines(ahead.data);
@@ -395,9 +444,10 @@ template <int Group, bool has_offsets, int Rows>
             for (F16& sum : own) sum = zero();
             lines.fetch(Group / 2 * ahead.bytes / 2);
             add_half_steps(weights + group * Group * kTile, rows.values + group * Group, inputs, Group / 2, own);
-            const F16 scale = load(scales.scale + group * kTile + half);
+            const float* of_group = scales + group * (has_offsets ? 2 : 1) * kTile;
+            const F16 scale = load(of_group + half);
             F16 offset;
-            if constexpr (has_offsets) offset = load(scales.offset + group * kTile + half);
+            if constexpr (has_offsets) offset = load(of_group + kTile + half);
 #pragma GCC unroll 6
             for (int r = 0; r < Rows; ++r) {
                 F16 total = fma(own[r], scale, load(sums + r * kTile));
@@ -425,13 +475,14 @@ inline void divide_by_places(RowInput* inputs, int64_t count) {
 
 // A register tile of such codes and one or two rows, whose inputs `divide_by_places` has divided.
 template <int Group, bool has_offsets, int Rows, class Reader>
-[[gnu::noinline]] void multiply_counted_tile(const Reader& reader, const uint8_t* unit, GroupScales scales,
+[[gnu::noinline]] void multiply_counted_tile(const Reader& reader, const uint8_t* unit, const float* scale,
                                              const BlockRows& rows, AheadOfStep ahead, float* sums) {
     constexpr int quads = kUnitSteps / kQuadSteps, group_quads = Group / 2 / kQuadSteps, parts = kTile / 8;
     const int64_t inputs = rows.inputs, groups = inputs / Group;
-    const float *values = &rows.values->value, *scale = scales.scale, *offset = scales.offset, *group_sums = rows.group_sums;
+    const float *values = &rows.values->value, *group_sums = rows.group_sums;
     for (int i = 0; i < Rows * kTile; i += kLanes) store(sums + i, zero());
     for (int64_t i = 0; i < inputs; i += kUnitInputs, unit += Reader::kUnitBytes, ahead.data += Reader::kUnitBytes) {
+        ahead.begin_unit(i);
         for (int64_t line = 0; line < Reader::kUnitBytes; line += kCacheLine) fetch_line(ahead.data + line, kFetchesPastSecondCache);
         for (int first_quad = 0; first_quad < quads; first_quad += group_quads) {
             F16 own[2][Rows];
@@ -461,7 +512,7 @@ template <int Group, bool has_offsets, int Rows, class Reader>
             for (int half = 0; half < 2; ++half) {
                 const F16 own_scale = load(scale + half * kLanes);
                 F16 own_offset;
-                if constexpr (has_offsets) own_offset = load(offset + half * kLanes);
+                if constexpr (has_offsets) own_offset = load(scale + kTile + half * kLanes);
 #pragma GCC unroll 2
                 for (int r = 0; r < Rows; ++r) {
                     float* sum = sums + r * kTile + half * kLanes;
@@ -470,36 +521,37 @@ template <int Group, bool has_offsets, int Rows, class Reader>
                     store(sum, total);
                 }
             }
-            scale += kTile;
-            offset += kTile;
+            scale += (has_offsets ? 2 : 1) * kTile;
             ++group_sums;
         }
     }
 }
 
-template <int Group, bool has_offsets, class Reader>
-void multiply_block_rows(const Reader& reader, const uint8_t* unit, GroupScales scales, const BlockRows& rows, int64_t num_rows,
-                         AheadOfStep ahead, float* sums) {
-    if constexpr (std::is_same_v<Reader, ValueReader>)
+template <int Group, bool has_offsets, class Reader, class SomeScales>
+void multiply_block_rows(const Reader& reader, const uint8_t* unit, SomeScales scales, float* read_scales, const BlockRows& rows,
+                         int64_t num_rows, AheadOfStep ahead, float* sums) {
+    if constexpr (std::is_same_v<Reader, ValueReader>) {
         with_count<kBlockTiles.of_values>(num_rows, [&](auto height) {
-            multiply_value_tile<Group, has_offsets, height()>(reinterpret_cast<const bf16*>(unit), scales, rows, ahead, sums);
+            multiply_value_tile<Group, has_offsets, height()>(reinterpret_cast<const bf16*>(unit), read_scales, rows, ahead, sums);
         });
-    else
+    } else {
+        if (rows.are_divided) read_header(scales, rows.inputs, read_scales);
         with_count<kBlockTiles.of_codes>(num_rows, [&](auto height) {
             if constexpr (Reader::kBits <= 4)
                 if (rows.are_divided)
-                    return multiply_counted_tile<Group, has_offsets, height()>(reader, unit, scales, rows, ahead, sums);
+                    return multiply_counted_tile<Group, has_offsets, height()>(reader, unit, read_scales, rows, ahead, sums);
             multiply_block_tile<Group, has_offsets, height()>(reader, unit, scales, rows, ahead, sums);
         });
+    }
 }
 
 #else
 
 constexpr RegisterTiles kBlockTiles = kVectorTiles;
 
-template <int Group, bool has_offsets, class Reader>
-void multiply_block_rows(const Reader& reader, const uint8_t* unit, GroupScales scales, const BlockRows& rows, int64_t num_rows,
-                         AheadOfStep ahead, float* sums) {
+template <int Group, bool has_offsets, class Reader, class SomeScales>
+void multiply_block_rows(const Reader& reader, const uint8_t* unit, SomeScales scales, float* /*read_scales*/, const BlockRows& rows,
+                         int64_t num_rows, AheadOfStep ahead, float* sums) {
     constexpr int most = std::is_same_v<Reader, ValueReader> ? kBlockTiles.of_values : kBlockTiles.of_codes;
     with_count<most>(num_rows, [&](auto height) {
         multiply_block_tile<Group, has_offsets, height()>(reader, unit, scales, rows, ahead, sums);
@@ -517,7 +569,7 @@ constexpr int64_t kBlockRowsAtOnce = std::numeric_limits<int64_t>::max();  // it
 
 // Memory of one member for a product, in floats and bf16; `begin` is aligned to a cache line.
 struct BlockScratch {
-    GroupScales scales;
+    float* scales;      // [groups, 1 or 2, 32], where the header is read before the codes
     float* sums;        // [kMostRows, 32]
     float* group_sums;  // [rows, groups]
     bf16* wide;         // a tile's values
@@ -525,9 +577,8 @@ struct BlockScratch {
 
     BlockScratch(const BlockLayout& layout, int64_t inputs, int64_t num_rows, uint8_t* begin) {
         const int64_t groups = inputs / layout.group;
-        auto* floats = reinterpret_cast<float*>(begin);
-        scales = {floats, floats + groups * kTile};
-        sums = floats + 2 * groups * kTile;
+        scales = reinterpret_cast<float*>(begin);
+        sums = scales + 2 * groups * kTile;
         wide = reinterpret_cast<bf16*>(sums + kMostRows * kTile);
         group_sums = reinterpret_cast<float*>(wide + inputs * kTile);
         this->inputs = reinterpret_cast<uint8_t*>(group_sums + num_rows * groups);
@@ -566,16 +617,6 @@ void with_reader(int32_t storage, const bf16* values, const Visit& visit) {
     }
 }
 
-// A weight's tiles in one of the block formats.
-struct BlockTiles {
-    const uint8_t* data;
-    int64_t inputs;
-    int32_t storage;
-
-    const BlockLayout& layout() const { return block_layout(storage); }
-    int64_t tile_bytes() const { return block_tile_bytes(layout(), inputs); }
-};
-
 // What is done with a row's sums of a tile, emit(row, tile, sums [32]): a reference, so that products are compiled once,
 // whatever it is.
 class EmitSums {
@@ -592,29 +633,27 @@ class EmitSums {
     void (*call_)(const void*, int64_t, int64_t, const float*);
 };
 
-// Goes through tiles [first, last) with rows in register tiles of nearly equal height: multiply(first row, rows, codes, ahead)
-// writes the sums of some rows, for which emit(row, tile, sums [32]) is called. Where these read values, widen(codes) is called
-// first, once for a tile.
+// Goes through tiles [first, last) with rows in register tiles of nearly equal height: multiply(first row, rows, header, codes,
+// ahead) writes the sums of some rows, for which emit(row, tile, sums [32]) is called. Where these read values,
+// widen(header, codes) is called first, once for a tile.
 template <class Widen, class Multiply>
-void each_block_tile(const BlockTiles& tiles, int64_t num_rows, RegisterTiles register_tiles, int64_t first, int64_t last, int64_t bytes_ahead,
-                     GroupScales scales, const float* sums, const Widen& widen, const Multiply& multiply, EmitSums emit) {
+void each_block_tile(const BlockTiles& tiles, int64_t num_rows, RegisterTiles register_tiles, int64_t first, int64_t last,
+                     int64_t bytes_ahead, const float* sums, const Widen& widen, const Multiply& multiply, EmitSums emit) {
     const BlockLayout& layout = tiles.layout();
     const int64_t inputs = tiles.inputs, bytes = tiles.tile_bytes(), steps = inputs / 2, parts = register_tiles.count(num_rows);
+    const int64_t of_header = header_bytes(layout, inputs), of_unit = unit_bytes(layout.bits());
+    const int64_t header_at = std::max<int64_t>(0, inputs - (bytes_ahead + of_unit - 1) / of_unit * kUnitInputs);
     const bool reads_codes = register_tiles.reads_codes(num_rows);
     for (int64_t tile = first; tile < last; ++tile) {
         const uint8_t* header = tiles.data + tile * bytes;
-        const uint8_t* units = header + header_bytes(layout, inputs);
+        const uint8_t* units = header + of_header;
         const uint8_t* next = tile + 1 < last ? header + bytes : header;
-        read_header(layout, header, inputs, scales, [&](const uint8_t* place) {
-            if (reads_codes)
-                for (int line = 0; line < 128; line += 64) fetch_line(place + bytes_ahead + line, kFetchesPastSecondCache);
-        });
-        if (!reads_codes) widen(units);
+        if (!reads_codes) widen(header, units);
         for (int64_t part = 0; part < parts; ++part) {
             const int64_t from = num_rows * part / parts, count = num_rows * (part + 1) / parts - from;
-            multiply(from, count, units,
-                     reads_codes ? AheadOfStep{units + bytes_ahead, unit_bytes(layout.bits()) / kUnitSteps}
-                                 : AheadOfStep{next + bytes / parts * part, bytes / parts / steps});
+            multiply(from, count, header, units,
+                     reads_codes ? AheadOfStep{units + bytes_ahead, of_unit / kUnitSteps, header_at, of_header}
+                                 : AheadOfStep{next + bytes / parts * part, bytes / parts / steps, -1, 0});
             for (int64_t r = 0; r < count; ++r) emit(from + r, tile, sums + r * kTile);
         }
     }
@@ -642,16 +681,20 @@ inline void multiply_some_blocks(const BlockTiles& tiles, const bf16* rows, int6
     for (int code = 0; code < kMostValues; ++code)
         values[code] = narrow(value_of(layout, code % (1 << std::min(layout.bits(), 6))));
     with_reader(tiles.storage, values, [&](const auto& reader, auto group, auto has_offsets) {
-        const auto multiply = [&](int64_t from, int64_t count, const uint8_t* units, AheadOfStep ahead) {
+        using Header = HeaderReader<group(), has_offsets()>;
+        const auto multiply = [&](int64_t from, int64_t count, const uint8_t* header, const uint8_t* units, AheadOfStep ahead) {
             const BlockRows block{row_values + from * inputs, scratch.group_sums + from * groups, inputs, are_divided};
-            const auto multiply_by = [&](const auto& source, const uint8_t* codes) {
-                multiply_block_rows<group(), has_offsets()>(source, codes, scratch.scales, block, count, ahead, scratch.sums);
+            const auto multiply_by = [&](const auto& source, const uint8_t* codes, auto scales) {
+                multiply_block_rows<group(), has_offsets()>(source, codes, scales, scratch.scales, block, count, ahead, scratch.sums);
             };
-            if (kBlockTiles.reads_codes(num_rows)) return multiply_by(reader, units);
-            multiply_by(ValueReader{}, reinterpret_cast<const uint8_t*>(scratch.wide));
+            if (kBlockTiles.reads_codes(num_rows)) return multiply_by(reader, units, Header(tiles, header));
+            multiply_by(ValueReader{}, reinterpret_cast<const uint8_t*>(scratch.wide), ReadScales<has_offsets()>(scratch.scales));
         };
-        const auto widen = [&](const uint8_t* units) { widen_codes(reader, units, inputs, scratch.wide); };
-        each_block_tile(tiles, num_rows, kBlockTiles, first, last, bytes_ahead, scratch.scales, scratch.sums, widen, multiply, emit);
+        const auto widen = [&](const uint8_t* header, const uint8_t* units) {
+            read_header(Header(tiles, header), inputs, scratch.scales);
+            widen_codes(reader, units, inputs, scratch.wide);
+        };
+        each_block_tile(tiles, num_rows, kBlockTiles, first, last, bytes_ahead, scratch.sums, widen, multiply, emit);
     });
 }
 

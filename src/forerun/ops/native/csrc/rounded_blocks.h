@@ -158,18 +158,21 @@ void round_row(const bf16* row, int base, const RoundedRows& out) {
 }
 
 // One register tile: sums [Rows, 32], as `multiply_block_tile`.
-template <int Group, bool has_offsets, int Rows, class Reader>
-void multiply_rounded_tile(const Reader& reader, const uint8_t* unit, GroupScales scales, const RoundedRows& rows,
+template <int Group, bool has_offsets, int Rows, class Reader, class SomeScales>
+void multiply_rounded_tile(const Reader& reader, const uint8_t* unit, SomeScales scales, const RoundedRows& rows,
                            AheadOfStep ahead, float* sums) {
     constexpr int quads = kUnitSteps / kQuadSteps, group_quads = Group / kQuadInputs;
     const int64_t inputs = rows.inputs, groups = inputs / Group, blocks = inputs / kRowBlock;
     const int8_t* values = rows.values;
-    const float *row_scales = rows.scales, *scale = scales.scale, *offset = scales.offset, *group_sums = rows.group_sums;
+    const float *row_scales = rows.scales, *group_sums = rows.group_sums;
+    alignas(kCacheLine) float own_scales[2 * kTile];
     const int32_t* starts = rows.starts;
     const int64_t quad_bytes = kQuadSteps * ahead.bytes;
     for (int i = 0; i < Rows * kTile; i += kLanes) store(sums + i, zero());
     for (int64_t i = 0; i < inputs; i += kUnitInputs, unit += Reader::kUnitBytes, ++row_scales) {
+        ahead.begin_unit(i);
         for (int first_quad = 0; first_quad < quads; first_quad += group_quads) {
+            const float* scale = scales.next(own_scales);
             I16 own[Rows][2];
 #pragma GCC unroll 12
             for (int r = 0; r < Rows; ++r) own[r][0] = own[r][1] = splat_whole(starts[r * groups]);
@@ -193,7 +196,7 @@ void multiply_rounded_tile(const Reader& reader, const uint8_t* unit, GroupScale
 #pragma GCC unroll 2
             for (int half = 0; half < 2; ++half) {
                 own_scale[half] = load(scale + half * kLanes);
-                if constexpr (has_offsets) own_offset[half] = load(offset + half * kLanes);
+                if constexpr (has_offsets) own_offset[half] = load(scale + kTile + half * kLanes);
             }
 #pragma GCC unroll 12
             for (int r = 0; r < Rows; ++r) {
@@ -209,8 +212,6 @@ void multiply_rounded_tile(const Reader& reader, const uint8_t* unit, GroupScale
                 }
             }
             if constexpr (Rows > kRowsInRegisters) keep_in_memory(sums);
-            scale += kTile;
-            offset += kTile;
             ++starts;
             ++group_sums;
         }
@@ -219,16 +220,15 @@ void multiply_rounded_tile(const Reader& reader, const uint8_t* unit, GroupScale
 
 // Memory of one member for a product with rounded rows; `begin` is aligned to a cache line.
 struct RoundedScratch {
-    GroupScales scales;
-    float* sums;  // [kMaxRows, 32]
+    float* scales;  // [groups, 1 or 2, 32], where the header is read before the codes
+    float* sums;    // [kMaxRows, 32]
     RoundedRows rows;
     uint8_t* wide;  // a tile's bytes
 
     RoundedScratch(const BlockLayout& layout, int64_t inputs, int64_t num_rows, uint8_t* begin) {
         const int64_t groups = inputs / layout.group;
-        auto* floats = reinterpret_cast<float*>(begin);
-        scales = {floats, floats + groups * kTile};
-        sums = floats + 2 * groups * kTile;
+        scales = reinterpret_cast<float*>(begin);
+        sums = scales + 2 * groups * kTile;
         wide = reinterpret_cast<uint8_t*>(sums + kMaxRows * kTile);
         auto* values = reinterpret_cast<int8_t*>(wide + inputs * kTile);
         auto* row_scales = reinterpret_cast<float*>(values + num_rows * inputs);
@@ -286,19 +286,24 @@ inline void multiply_rounded_blocks(const BlockTiles& tiles, const bf16* rows, i
         using WideReader = WideByteReader<Reader::kHasAllBits || !kAllBitsCostMore>;
         for (int64_t row = 0; row < num_rows; ++row)
             round_row<group(), Reader>(rows + row * inputs, byte_base(layout), scratch.rows.from(row));
-        const auto multiply = [&](int64_t from, int64_t count, const uint8_t* units, AheadOfStep ahead) {
-            const auto multiply_by = [&](const auto& source, const uint8_t* codes, auto most) {
+        using Header = HeaderReader<group(), has_offsets()>;
+        const auto multiply = [&](int64_t from, int64_t count, const uint8_t* header, const uint8_t* units, AheadOfStep ahead) {
+            const auto multiply_by = [&](const auto& source, const uint8_t* codes, auto scales, auto most) {
                 with_count<most()>(count, [&](auto height) {
-                    multiply_rounded_tile<group(), has_offsets(), height()>(source, codes, scratch.scales, scratch.rows.from(from),
-                                                                            ahead, scratch.sums);
+                    multiply_rounded_tile<group(), has_offsets(), height()>(source, codes, scales, scratch.rows.from(from), ahead,
+                                                                            scratch.sums);
                 });
             };
             if (kVectorTiles.reads_codes(num_rows))
-                return multiply_by(reader, units, std::integral_constant<int, kMaxRows>{});
-            multiply_by(WideReader{}, scratch.wide, std::integral_constant<int, kVectorTiles.of_values>{});
+                return multiply_by(reader, units, Header(tiles, header), std::integral_constant<int, kMaxRows>{});
+            multiply_by(WideReader{}, scratch.wide, ReadScales<has_offsets()>(scratch.scales),
+                        std::integral_constant<int, kVectorTiles.of_values>{});
         };
-        const auto widen = [&](const uint8_t* units) { widen_bytes(reader, units, inputs, scratch.wide); };
-        each_block_tile(tiles, num_rows, kVectorTiles, first, last, bytes_ahead, scratch.scales, scratch.sums, widen, multiply, emit);
+        const auto widen = [&](const uint8_t* header, const uint8_t* units) {
+            read_header(Header(tiles, header), inputs, scratch.scales);
+            widen_bytes(reader, units, inputs, scratch.wide);
+        };
+        each_block_tile(tiles, num_rows, kVectorTiles, first, last, bytes_ahead, scratch.sums, widen, multiply, emit);
     });
 }
 
