@@ -1,5 +1,5 @@
 # Everything a user or a contributor does:
-# make demo | demo-plan | head | quick | test | check | sanitize | test-arm | package | wheels | test-slow | test-emitted | test-gpu | soak | bench | format | clean
+# make demo | demo-plan | head | quick | test | check | sanitize | test-arm | test-amx | package | wheels | test-slow | test-emitted | test-gpu | soak | bench | format | clean
 # make test-gpu | soak-gpu | sanitize-gpu, on a machine with an NVIDIA GPU
 PYTHON ?= python3
 VENV := .venv
@@ -12,7 +12,7 @@ TORCH_INDEX ?=
 
 CHECKS := check-style check-types check-imports check-words check-docs
 
-.PHONY: install demo demo-plan head quick test sanitize test-arm test-slow test-emitted test-gpu soak-gpu sanitize-gpu soak check $(CHECKS) package wheels bench format clean
+.PHONY: install demo demo-plan head quick test sanitize test-arm test-amx test-slow test-emitted test-gpu soak-gpu sanitize-gpu soak check $(CHECKS) package wheels bench format clean
 
 # Two processes, each with half of the rooms in order until it has none left, so that what a room's tests share is made once.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
@@ -52,6 +52,9 @@ sanitize: install
 
 test-arm: install
 	BIN=$(BIN) sh scripts/test_arm.sh
+
+test-amx: install
+	BIN=$(BIN) sh scripts/test_amx.sh
 
 # Tests that other systems take part in are skipped where these are not installed, each in an environment of its own:
 # .venv/bin/python -m benchmarks.peers install, and make test-emitted for those that read launch files.

@@ -127,67 +127,74 @@ struct BlockTiles {
     int64_t tile_bytes() const { return block_tile_bytes(layout(), inputs); }
 };
 
+// What a group has of a tile's outputs: scales [32], and offsets [32] behind them if the format has any.
+template <bool has_offsets>
+constexpr int kScalesOfGroup = (has_offsets ? 2 : 1) * kTile;
+
 // Reads a tile's header group after group; `scale_at` is the twin. The next tile's is fetched meanwhile.
 template <int Group, bool has_offsets>
 class HeaderReader {
   public:
     HeaderReader(const BlockTiles& tiles, const uint8_t* header)
-        : scales_(tiles.layout().scales), wholes_(reinterpret_cast<const fp16*>(header)), groups_(header), tile_bytes_(tiles.tile_bytes()) {
-        if (scales_ == Scales::kSteps || scales_ == Scales::kSharedSteps)
-            groups_ += tiles.inputs / kStepsInputs * kSets * kTile * static_cast<int64_t>(sizeof(fp16));
+        : kind_(tiles.layout().scales), wholes_(header), groups_(header), tile_bytes_(tiles.tile_bytes()) {
+        if (kind_ == Scales::kSteps || kind_ == Scales::kSharedSteps)
+            groups_ += tiles.inputs / kStepsInputs * kCount * static_cast<int64_t>(sizeof(fp16));
     }
 
-    // The next group's scales and, if there are any, offsets, fp32 [1 or 2, 32]: where they lie, or written to `own`.
+    // The next group's scales and offsets in fp32: where they lie, or written to `own`.
     [[gnu::always_inline]] const float* next(float* own) {
-        fetch_line(groups_ + tile_bytes_);
-        switch (scales_) {
+        switch (kind_) {
             case Scales::kHalf: return widen_all<fp16>(own);
             case Scales::kBrain: return widen_all<bf16>(own);
-            case Scales::kFloat:
-                groups_ += kValues * sizeof(float);
-                return reinterpret_cast<const float*>(groups_) - kValues;
+            case Scales::kFloat: return reinterpret_cast<const float*>(pass(groups_, kCount * sizeof(float)));
             default: return count_steps(own);
         }
     }
 
   private:
-    static constexpr int kSets = has_offsets ? 2 : 1, kValues = kSets * kTile;
+    static constexpr int kCount = kScalesOfGroup<has_offsets>;
+
+    // Goes on from `place`, which is returned.
+    [[gnu::always_inline]] const uint8_t* pass(const uint8_t*& place, int64_t bytes) const {
+        for (int64_t line = 0; line < bytes; line += kCacheLine) fetch_line(place + tile_bytes_ + line);
+        return std::exchange(place, place + bytes);
+    }
 
     template <class Stored>
     [[gnu::always_inline]] const float* widen_all(float* own) {
-        for (int i = 0; i < kValues; i += kLanes) store(own + i, load(reinterpret_cast<const Stored*>(groups_) + i));
-        groups_ += kValues * sizeof(Stored);
+        const auto* stored = reinterpret_cast<const Stored*>(pass(groups_, kCount * sizeof(Stored)));
+        for (int i = 0; i < kCount; i += kLanes) store(own + i, load(stored + i));
         return own;
     }
 
     [[gnu::always_inline]] const float* count_steps(float* own) {
-        const bool is_shared = scales_ == Scales::kSharedSteps;
-        if (num_read_++ % (kStepsInputs / Group) == 0) fetch_line(reinterpret_cast<const uint8_t*>(wholes_) + tile_bytes_);
-        for (int set = 0; set < kSets; ++set) {
-            for (int i = set * kTile; i < (set + 1) * kTile; i += kLanes) {
-                const F16 steps = is_shared ? load_nibbles(groups_ + i % kTile, set) : load(reinterpret_cast<const int8_t*>(groups_) + i);
-                store(own + i, load(wholes_ + i) * (set ? steps * splat(-1.0f) : steps));
+        const bool is_shared = kind_ == Scales::kSharedSteps;
+        const uint8_t* steps = pass(groups_, is_shared ? kTile : kCount);
+        const auto* whole = reinterpret_cast<const fp16*>(wholes_);
+        for (int set = 0; set * kTile < kCount; ++set) {
+            for (int i = 0; i < kTile; i += kLanes) {
+                const F16 count = is_shared ? load_nibbles(steps + i, set) : load(reinterpret_cast<const int8_t*>(steps) + set * kTile + i);
+                store(own + set * kTile + i, load(whole + set * kTile + i) * (set ? count * splat(-1.0f) : count));
             }
         }
-        groups_ += is_shared ? kTile : kValues;
-        if (num_read_ % (kStepsInputs / Group) == 0) wholes_ += kValues;
+        if (++num_counted_ % (kStepsInputs / Group) == 0) pass(wholes_, kCount * sizeof(fp16));
         return own;
     }
 
-    Scales scales_;
-    const fp16* wholes_;     // of kSteps: what steps are counted in
+    Scales kind_;
+    const uint8_t* wholes_;  // what steps are counted in
     const uint8_t* groups_;  // all else
     int64_t tile_bytes_;
-    int64_t num_read_ = 0;
+    int64_t num_counted_ = 0;
 };
 
-// The same of a header that has been read before: fp32 [groups, 1 or 2, 32].
+// The same of a header that has been read before.
 template <bool has_offsets>
 class ReadScales {
   public:
     explicit ReadScales(const float* next) : next_(next) {}
 
-    [[gnu::always_inline]] const float* next(float*) { return std::exchange(next_, next_ + (has_offsets ? 2 : 1) * kTile); }
+    [[gnu::always_inline]] const float* next(float*) { return std::exchange(next_, next_ + kScalesOfGroup<has_offsets>); }
 
   private:
     const float* next_;
@@ -195,10 +202,10 @@ class ReadScales {
 
 template <int Group, bool has_offsets>
 void read_header(HeaderReader<Group, has_offsets> header, int64_t inputs, float* scales) {
-    constexpr int values = (has_offsets ? 2 : 1) * kTile;
-    for (int64_t i = 0; i < inputs; i += Group, scales += values) {
+    constexpr int count = kScalesOfGroup<has_offsets>;
+    for (int64_t i = 0; i < inputs; i += Group, scales += count) {
         const float* found = header.next(scales);
-        if (found != scales) std::copy_n(found, values, scales);
+        if (found != scales) std::copy_n(found, count, scales);
     }
 }
 
@@ -381,7 +388,7 @@ void multiply_block_matrices(const Reader& reader, const uint8_t* unit, const fl
         return here;
     };
     const auto add_to_sums = [&](int64_t group) {
-        const float* scale = scales + group * (has_offsets ? 2 : 1) * kTile;
+        const float* scale = scales + group * kScalesOfGroup<has_offsets>;
         const float *product = products[group % 2], *group_sums = rows.group_sums + group;
         F16 own_scale[2], own_offset[2];
         for (int half = 0; half < 2; ++half) {
@@ -444,7 +451,7 @@ template <int Group, bool has_offsets, int Rows>
             for (F16& sum : own) sum = zero();
             lines.fetch(Group / 2 * ahead.bytes / 2);
             add_half_steps(weights + group * Group * kTile, rows.values + group * Group, inputs, Group / 2, own);
-            const float* of_group = scales + group * (has_offsets ? 2 : 1) * kTile;
+            const float* of_group = scales + group * kScalesOfGroup<has_offsets>;
             const F16 scale = load(of_group + half);
             F16 offset;
             if constexpr (has_offsets) offset = load(of_group + kTile + half);
@@ -521,7 +528,7 @@ template <int Group, bool has_offsets, int Rows, class Reader>
                     store(sum, total);
                 }
             }
-            scale += (has_offsets ? 2 : 1) * kTile;
+            scale += kScalesOfGroup<has_offsets>;
             ++group_sums;
         }
     }
@@ -569,7 +576,7 @@ constexpr int64_t kBlockRowsAtOnce = std::numeric_limits<int64_t>::max();  // it
 
 // Memory of one member for a product, in floats and bf16; `begin` is aligned to a cache line.
 struct BlockScratch {
-    float* scales;      // [groups, 1 or 2, 32], where the header is read before the codes
+    float* scales;      // of all groups, where the header is read before the codes
     float* sums;        // [kMostRows, 32]
     float* group_sums;  // [rows, groups]
     bf16* wide;         // a tile's values

@@ -220,7 +220,7 @@ void multiply_rounded_tile(const Reader& reader, const uint8_t* unit, SomeScales
 
 // Memory of one member for a product with rounded rows; `begin` is aligned to a cache line.
 struct RoundedScratch {
-    float* scales;  // [groups, 1 or 2, 32], where the header is read before the codes
+    float* scales;  // of all groups, where the header is read before the codes
     float* sums;    // [kMaxRows, 32]
     RoundedRows rows;
     uint8_t* wide;  // a tile's bytes
