@@ -14,7 +14,7 @@ torch.set_num_threads(1)
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
-# `make sanitize` and `make test-arm` test kernels that they have built into a folder of their own.
+# `make sanitize`, `make test-arm` and `make test-amx` test kernels that they have built into a folder of their own.
 if folder := os.environ.get("FORERUN_TEST_KERNELS"):
     library.library_file = lambda name: Path(folder, f"libforerun_{name}.so")
 

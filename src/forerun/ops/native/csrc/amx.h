@@ -13,6 +13,9 @@
 #include <type_traits>
 
 #include "coded.h"
+#if defined(FORERUN_EMULATED_AMX)
+#include "emulated_amx.h"
+#endif
 
 namespace forerun {
 

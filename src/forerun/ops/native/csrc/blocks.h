@@ -2,11 +2,10 @@
 // group of 16 or 32 inputs of an output.
 //
 // A tile of 32 outputs is a header, the scales and offsets of all its groups, and then its codes, unit after unit
-// (block_codes.h). Whatever the format, a tile is computed in two steps: the header is read as fp32 scales and offsets, to
-// memory of the member's own, and then the codes, as exact bf16 values, are multiplied by the rows. Each group's products are
-// summed up from zero, in the order of the inputs; the sum times the scale goes to the output's total, then the offset
-// times the sum of the row's inputs does. So a weight takes part with just the value that its format gives it, and the order
-// depends on nothing but the format.
+// (block_codes.h). Whatever the format, the header gives fp32 scales and offsets, and the codes, as exact bf16 values, are
+// multiplied by the rows. Each group's products are summed up from zero, in the order of the inputs; the sum times the scale
+// goes to the output's total, then the offset times the sum of the row's inputs does. So a weight takes part with just the
+// value that its format gives it, and the order depends on nothing but the format.
 #pragma once
 
 #include <limits>
@@ -136,7 +135,7 @@ template <int Group, bool has_offsets>
 class HeaderReader {
   public:
     HeaderReader(const BlockTiles& tiles, const uint8_t* header)
-        : kind_(tiles.layout().scales), wholes_(header), groups_(header), tile_bytes_(tiles.tile_bytes()) {
+        : kind_(tiles.layout().scales), step_sizes_(header), groups_(header), tile_bytes_(tiles.tile_bytes()) {
         if (kind_ == Scales::kSteps || kind_ == Scales::kSharedSteps)
             groups_ += tiles.inputs / kStepsInputs * kCount * static_cast<int64_t>(sizeof(fp16));
     }
@@ -154,9 +153,10 @@ class HeaderReader {
   private:
     static constexpr int kCount = kScalesOfGroup<has_offsets>;
 
-    // Goes on from `place`, which is returned.
+    // Goes on from `place`, which is returned. The lines that begin in as many bytes of the next header are fetched.
     [[gnu::always_inline]] const uint8_t* pass(const uint8_t*& place, int64_t bytes) const {
-        for (int64_t line = 0; line < bytes; line += kCacheLine) fetch_line(place + tile_bytes_ + line);
+        const uint8_t* ahead = place + tile_bytes_;
+        for (int64_t i = -reinterpret_cast<uintptr_t>(ahead) % kCacheLine; i < bytes; i += kCacheLine) fetch_line(ahead + i);
         return std::exchange(place, place + bytes);
     }
 
@@ -170,19 +170,19 @@ class HeaderReader {
     [[gnu::always_inline]] const float* count_steps(float* own) {
         const bool is_shared = kind_ == Scales::kSharedSteps;
         const uint8_t* steps = pass(groups_, is_shared ? kTile : kCount);
-        const auto* whole = reinterpret_cast<const fp16*>(wholes_);
+        const auto* sizes = reinterpret_cast<const fp16*>(step_sizes_);
         for (int set = 0; set * kTile < kCount; ++set) {
             for (int i = 0; i < kTile; i += kLanes) {
                 const F16 count = is_shared ? load_nibbles(steps + i, set) : load(reinterpret_cast<const int8_t*>(steps) + set * kTile + i);
-                store(own + set * kTile + i, load(whole + set * kTile + i) * (set ? count * splat(-1.0f) : count));
+                store(own + set * kTile + i, load(sizes + set * kTile + i) * (set ? count * splat(-1.0f) : count));
             }
         }
-        if (++num_counted_ % (kStepsInputs / Group) == 0) pass(wholes_, kCount * sizeof(fp16));
+        if (++num_counted_ % (kStepsInputs / Group) == 0) pass(step_sizes_, kCount * sizeof(fp16));
         return own;
     }
 
     Scales kind_;
-    const uint8_t* wholes_;  // what steps are counted in
+    const uint8_t* step_sizes_;
     const uint8_t* groups_;  // all else
     int64_t tile_bytes_;
     int64_t num_counted_ = 0;
@@ -226,9 +226,6 @@ struct AheadOfStep {
     [[gnu::always_inline]] void begin_unit(int64_t input) {
         if (input == header_at) data += header_bytes;
     }
-    [[gnu::always_inline]] void fetch(int64_t step, bool past_second_cache) const {
-        fetch_line(data + step * bytes, past_second_cache);
-    }
 };
 
 // Rows that a tile is multiplied by at once, with the sums of their groups if the format has offsets: [Rows, groups].
@@ -239,10 +236,10 @@ struct BlockRows {
     bool are_divided;  // for codes that are multiplied where they lie, on AVX2
 };
 
-// Whether a register tile of so many rows fetches codes past the second cache: more than a few take long enough with each
-// line for it to be gone again.
+// Whether a register tile of so many rows fetches codes past the second cache: with more than a few, lines are gone again
+// before their turn comes.
 template <class Reader, int Rows>
-inline bool past_second_cache() {
+inline bool fetches_past_second_cache() {
     constexpr int few_rows = 4;
     return Reader::kReadsOnce && Rows <= few_rows && kFetchesPastSecondCache;
 }
@@ -289,7 +286,7 @@ void multiply_block_tile(const Reader& reader, const uint8_t* unit, SomeScales s
 #pragma GCC unroll kRepeatedSteps
                 for (int step = 0; step < kQuadSteps; ++step) {
                     const auto [first, second] = reader.step(quad, step);
-                    if (step % fetch_steps == 0) ahead.fetch(step, past_second_cache<Reader, Rows>());
+                    if (step % fetch_steps == 0) fetch_line(ahead.data + step * ahead.bytes, fetches_past_second_cache<Reader, Rows>());
 #pragma GCC unroll 12
                     for (int r = 0; r < Rows; ++r) {
                         const auto value = splat_pair(every_third[r / 3] + r % 3 * inputs + 2 * step);
@@ -425,12 +422,13 @@ void multiply_block_matrices(const Reader& reader, const uint8_t* unit, const fl
     add_to_sums(groups - 1);
 }
 
-template <int Group, bool has_offsets, class Reader, class SomeScales>
-[[gnu::noinline]] void multiply_block_rows(const Reader& reader, const uint8_t* unit, SomeScales scales, float* read_scales,
+// Rows times a tile whose codes, or values, are `unit`. Of values the header has been read to `scales`.
+template <int Group, bool has_offsets, class Reader>
+[[gnu::noinline]] void multiply_block_rows(const Reader& reader, const uint8_t* unit, HeaderReader<Group, has_offsets> header, float* scales,
                                            const BlockRows& rows, int64_t num_rows, AheadOfStep ahead, float* sums) {
-    if constexpr (std::is_same_v<SomeScales, HeaderReader<Group, has_offsets>>) read_header(scales, rows.inputs, read_scales);
+    if constexpr (!std::is_same_v<Reader, ValueReader>) read_header(header, rows.inputs, scales);
     with_more(num_rows, [&](auto has_more) {
-        multiply_block_matrices<Group, has_offsets, has_more()>(reader, unit, read_scales, rows, num_rows, ahead, sums);
+        multiply_block_matrices<Group, has_offsets, has_more()>(reader, unit, scales, rows, num_rows, ahead, sums);
     });
 }
 
@@ -534,20 +532,21 @@ template <int Group, bool has_offsets, int Rows, class Reader>
     }
 }
 
-template <int Group, bool has_offsets, class Reader, class SomeScales>
-void multiply_block_rows(const Reader& reader, const uint8_t* unit, SomeScales scales, float* read_scales, const BlockRows& rows,
-                         int64_t num_rows, AheadOfStep ahead, float* sums) {
+// Rows times a tile whose codes, or values, are `unit`. Of values the header has been read to `scales`.
+template <int Group, bool has_offsets, class Reader>
+void multiply_block_rows(const Reader& reader, const uint8_t* unit, HeaderReader<Group, has_offsets> header, float* scales,
+                         const BlockRows& rows, int64_t num_rows, AheadOfStep ahead, float* sums) {
     if constexpr (std::is_same_v<Reader, ValueReader>) {
         with_count<kBlockTiles.of_values>(num_rows, [&](auto height) {
-            multiply_value_tile<Group, has_offsets, height()>(reinterpret_cast<const bf16*>(unit), read_scales, rows, ahead, sums);
+            multiply_value_tile<Group, has_offsets, height()>(reinterpret_cast<const bf16*>(unit), scales, rows, ahead, sums);
         });
     } else {
-        if (rows.are_divided) read_header(scales, rows.inputs, read_scales);
+        if (rows.are_divided) read_header(header, rows.inputs, scales);
         with_count<kBlockTiles.of_codes>(num_rows, [&](auto height) {
             if constexpr (Reader::kBits <= 4)
                 if (rows.are_divided)
-                    return multiply_counted_tile<Group, has_offsets, height()>(reader, unit, read_scales, rows, ahead, sums);
-            multiply_block_tile<Group, has_offsets, height()>(reader, unit, scales, rows, ahead, sums);
+                    return multiply_counted_tile<Group, has_offsets, height()>(reader, unit, scales, rows, ahead, sums);
+            multiply_block_tile<Group, has_offsets, height()>(reader, unit, header, rows, ahead, sums);
         });
     }
 }
@@ -556,12 +555,16 @@ void multiply_block_rows(const Reader& reader, const uint8_t* unit, SomeScales s
 
 constexpr RegisterTiles kBlockTiles = kVectorTiles;
 
-template <int Group, bool has_offsets, class Reader, class SomeScales>
-void multiply_block_rows(const Reader& reader, const uint8_t* unit, SomeScales scales, float* /*read_scales*/, const BlockRows& rows,
-                         int64_t num_rows, AheadOfStep ahead, float* sums) {
-    constexpr int most = std::is_same_v<Reader, ValueReader> ? kBlockTiles.of_values : kBlockTiles.of_codes;
-    with_count<most>(num_rows, [&](auto height) {
-        multiply_block_tile<Group, has_offsets, height()>(reader, unit, scales, rows, ahead, sums);
+// Rows times a tile whose codes, or values, are `unit`. Of values the header has been read to `scales`.
+template <int Group, bool has_offsets, class Reader>
+void multiply_block_rows(const Reader& reader, const uint8_t* unit, HeaderReader<Group, has_offsets> header, float* scales,
+                         const BlockRows& rows, int64_t num_rows, AheadOfStep ahead, float* sums) {
+    constexpr bool reads_values = std::is_same_v<Reader, ValueReader>;
+    with_count<reads_values ? kBlockTiles.of_values : kBlockTiles.of_codes>(num_rows, [&](auto height) {
+        if constexpr (reads_values)
+            multiply_block_tile<Group, has_offsets, height()>(reader, unit, ReadScales<has_offsets>(scales), rows, ahead, sums);
+        else
+            multiply_block_tile<Group, has_offsets, height()>(reader, unit, header, rows, ahead, sums);
     });
 }
 
@@ -576,7 +579,7 @@ constexpr int64_t kBlockRowsAtOnce = std::numeric_limits<int64_t>::max();  // it
 
 // Memory of one member for a product, in floats and bf16; `begin` is aligned to a cache line.
 struct BlockScratch {
-    float* scales;      // of all groups, where the header is read before the codes
+    float* scales;      // [groups, kScalesOfGroup], where the header is read before the codes
     float* sums;        // [kMostRows, 32]
     float* group_sums;  // [rows, groups]
     bf16* wide;         // a tile's values
@@ -649,7 +652,7 @@ void each_block_tile(const BlockTiles& tiles, int64_t num_rows, RegisterTiles re
     const BlockLayout& layout = tiles.layout();
     const int64_t inputs = tiles.inputs, bytes = tiles.tile_bytes(), steps = inputs / 2, parts = register_tiles.count(num_rows);
     const int64_t of_header = header_bytes(layout, inputs), of_unit = unit_bytes(layout.bits());
-    const int64_t header_at = std::max<int64_t>(0, inputs - (bytes_ahead + of_unit - 1) / of_unit * kUnitInputs);
+    const int64_t units_ahead = (bytes_ahead + of_unit - 1) / of_unit, header_at = std::max<int64_t>(0, inputs - units_ahead * kUnitInputs);
     const bool reads_codes = register_tiles.reads_codes(num_rows);
     for (int64_t tile = first; tile < last; ++tile) {
         const uint8_t* header = tiles.data + tile * bytes;
@@ -659,7 +662,7 @@ void each_block_tile(const BlockTiles& tiles, int64_t num_rows, RegisterTiles re
         for (int64_t part = 0; part < parts; ++part) {
             const int64_t from = num_rows * part / parts, count = num_rows * (part + 1) / parts - from;
             multiply(from, count, header, units,
-                     reads_codes ? AheadOfStep{units + bytes_ahead, of_unit / kUnitSteps, header_at, of_header}
+                     reads_codes ? AheadOfStep{units + units_ahead * of_unit, of_unit / kUnitSteps, header_at, of_header}
                                  : AheadOfStep{next + bytes / parts * part, bytes / parts / steps, -1, 0});
             for (int64_t r = 0; r < count; ++r) emit(from + r, tile, sums + r * kTile);
         }
@@ -691,11 +694,11 @@ inline void multiply_some_blocks(const BlockTiles& tiles, const bf16* rows, int6
         using Header = HeaderReader<group(), has_offsets()>;
         const auto multiply = [&](int64_t from, int64_t count, const uint8_t* header, const uint8_t* units, AheadOfStep ahead) {
             const BlockRows block{row_values + from * inputs, scratch.group_sums + from * groups, inputs, are_divided};
-            const auto multiply_by = [&](const auto& source, const uint8_t* codes, auto scales) {
-                multiply_block_rows<group(), has_offsets()>(source, codes, scales, scratch.scales, block, count, ahead, scratch.sums);
+            const auto multiply_by = [&](const auto& source, const uint8_t* unit) {
+                multiply_block_rows(source, unit, Header(tiles, header), scratch.scales, block, count, ahead, scratch.sums);
             };
-            if (kBlockTiles.reads_codes(num_rows)) return multiply_by(reader, units, Header(tiles, header));
-            multiply_by(ValueReader{}, reinterpret_cast<const uint8_t*>(scratch.wide), ReadScales<has_offsets()>(scratch.scales));
+            if (kBlockTiles.reads_codes(num_rows)) return multiply_by(reader, units);
+            multiply_by(ValueReader{}, reinterpret_cast<const uint8_t*>(scratch.wide));
         };
         const auto widen = [&](const uint8_t* header, const uint8_t* units) {
             read_header(Header(tiles, header), inputs, scratch.scales);

@@ -49,7 +49,7 @@ bool has_avx512_bf16() {
     return has_avx512() && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
 }
 
-#if defined(FORERUN_EMULATED_AMX)
+#if defined(FORERUN_EMULATED_AMX)  // see emulated_amx.h
 
 bool has_amx() { return has_avx512_bf16(); }
 
