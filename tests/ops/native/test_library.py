@@ -19,6 +19,7 @@ from tests.native import (
     BF16,
     BF16_CODED,
     EMULATED,
+    FP32,
     INT8,
     KERNELS,
     SANITIZED,
@@ -285,7 +286,7 @@ def test_an_output_that_a_weight_does_not_have_is_not_read(kernels, token_id):
 @every_level
 @pytest.mark.skipif(SANITIZED, reason="the sanitizer ends a process that asks for so much")
 def test_a_call_without_memory_enough_raises_and_the_next_one_computes(kernels):
-    linear = packed_linear(kernels, torch.randn(64, 2), weight_format=BF16)
+    linear = packed_linear(kernels, torch.randn(64, 2), weight_format=FP32)  # which takes memory for the rows alone
     huge = type(linear.weight.struct).from_buffer_copy(linear.weight.struct)
     huge.inputs = 1 << 28
     with pytest.raises(MemoryError, match="native CPU kernels: linear: there is not memory enough"):
