@@ -104,10 +104,10 @@ def test_steps_of_a_drafting_server_are_no_plain_ones(tmp_path: Path) -> None:
 
 def test_profiles_of_one_server_are_put_together(tmp_path: Path) -> None:
     """Each configuration keeps its own step times, and a plan chooses between what was measured."""
-    with serving(Script(delay=0.002, usage="continuous")) as script:
+    with serving(Script(usage="continuous")) as script:
         for name, config, chunks in (("plain", None, [1] * 8), ("slow", SUFFIX, [2] * 6), ("quick", SUFFIX, [2] * 6)):
             script.chunks, script.drafts = chunks, config is not None
-            script.delay = 0.02 if name == "slow" else 0.002
+            script.delay = {"plain": 0.01, "slow": 0.02, "quick": 0.002}[name]
             profile_server(task(script, speculative_config=config), tmp_path / name)
     parts = {name: Profile.load(tmp_path / name) for name in ("plain", "slow", "quick")}
     both = merged_profile(parts)
