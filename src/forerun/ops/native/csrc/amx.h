@@ -22,10 +22,15 @@ namespace forerun {
 constexpr int kMatrixRows = 16;
 constexpr int kMatrixInputs = 32;  // of one instruction
 constexpr int kMatrixSteps = kMatrixInputs / 2;
-constexpr int kRowsOfMatrices = 2 * kMatrixRows;  // which are multiplied at once
+constexpr int kRowsOfMatrices = 2 * kMatrixRows;  // that are multiplied with weights while these are looked up
 
-// The registers, which are a thread's own: sums 0 to 3 [rows, 16 outputs], rows 4 and 5 [rows, inputs], weights 6 and 7 [pairs of
-// inputs, 16 outputs, 2]. The first sixteen rows are multiplied in 0, 1 and 4, more in 2, 3 and 5. Used while one lives.
+// The registers, which are a thread's own: sums 0 and 1 [rows, 16 outputs], rows 2 [rows, inputs], weights 3 [pairs of inputs, 16
+// outputs, 2]; of more than sixteen rows the others have sums 4 and 5, rows 6. Used while one lives.
+//
+// Few registers are used on purpose. The processor renames each that is written; where another thread computes on the same core
+// it has, as measured, some nine in all for that, and what finds none waits for the instructions before it to end. With all
+// eight in use four products took 250 turns of the clock then instead of 64; with the first four, in which weights are read twice
+// as often, 120.
 class Matrices {
   public:
     Matrices() = default;
@@ -43,181 +48,115 @@ class Matrices {
         rows_ = num_rows;
         steps_ = steps;
         const int64_t first = std::min<int64_t>(num_rows, kMatrixRows), second = num_rows - first;
-        const int64_t rows_of[8] = {first, first, second, second, first, second, steps, steps};
+        const int64_t rows_of[7] = {first, first, first, steps, second, second, second};
         struct {
             uint8_t palette = 1, start_row = 0, reserved[14] = {};
             uint16_t row_bytes[16] = {};
             uint8_t rows[16] = {};
         } shapes;
-        for (int i = 0; i < 8; ++i) {
+        for (int i = 0; i < 7; ++i) {
             if (rows_of[i] == 0) continue;
-            shapes.row_bytes[i] = static_cast<uint16_t>(i == 4 || i == 5 ? 4 * steps : 64);
+            shapes.row_bytes[i] = static_cast<uint16_t>(i == 2 || i == 6 ? 4 * steps : 64);
             shapes.rows[i] = static_cast<uint8_t>(rows_of[i]);
         }
         keep_order();
         _tile_loadconfig(&shapes);
     }
 
-    // Of the following, `has_more` says whether there are more than sixteen rows.
-    template <bool has_more>
+    // Of the following, `has_second` says whether both sums are used.
+    template <bool has_second = true>
     static void begin_sums() {
         _tile_zero(0);
-        _tile_zero(1);
-        if (!has_more) return;
-        _tile_zero(2);
-        _tile_zero(3);
+        if (has_second) _tile_zero(1);
+    }
+    // Goes on from sums [rows, 16 outputs] each, or writes them; `row_bytes` are from a row to the next.
+    static void load_sums(const float* first, const float* second, int64_t row_bytes) {
+        keep_order();
+        _tile_loadd(0, first, row_bytes);
+        _tile_loadd(1, second, row_bytes);
+    }
+    template <bool has_second = true>
+    static void store_sums(float* first, float* second, int64_t row_bytes) {
+        _tile_stored(0, first, row_bytes);
+        if (has_second) _tile_stored(1, second, row_bytes);
+        keep_order();
     }
 
-    // Adds rows times steps [steps, 32 outputs, 2]. Rows that are `read_once` leave the first cache to others.
-    template <bool has_more, bool read_once = false>
-    static void add(const bf16* steps, const bf16* rows, int64_t row_bytes) {
-        constexpr int step_bytes = kStepWeights * sizeof(bf16);
-        const auto* more = reinterpret_cast<const char*>(rows) + kMatrixRows * row_bytes;
+    // Adds rows times steps [steps, 16 outputs, 2] of the one sum's outputs and of the other's. Rows that are `read_once` leave the
+    // first cache to others.
+    template <bool read_once = false>
+    static void add(const bf16* rows, int64_t row_bytes, const bf16* first_steps, const bf16* second_steps, int64_t step_bytes) {
         keep_order();
         if constexpr (read_once)
-            _tile_stream_loadd(4, rows, row_bytes);
+            _tile_stream_loadd(2, rows, row_bytes);
         else
-            _tile_loadd(4, rows, row_bytes);
-        _tile_loadd(6, steps, step_bytes);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(7, steps + kStepWeights / 2, step_bytes);
-        _tile_dpbf16ps(1, 4, 7);
-        if (!has_more) return;
-        if constexpr (read_once)
-            _tile_stream_loadd(5, more, row_bytes);
-        else
-            _tile_loadd(5, more, row_bytes);
-        _tile_dpbf16ps(2, 5, 6);
-        _tile_dpbf16ps(3, 5, 7);
-    }
-
-    // Writes the sums [rows, 32 outputs].
-    template <bool has_more>
-    static void store_sums(float* out) {
-        constexpr int row_bytes = kTile * sizeof(float);
-        _tile_stored(0, out, row_bytes);
-        _tile_stored(1, out + kLanes, row_bytes);
-        if (has_more) {
-            _tile_stored(2, out + kMatrixRows * kTile, row_bytes);
-            _tile_stored(3, out + kMatrixRows * kTile + kLanes, row_bytes);
-        }
-        keep_order();
-    }
-
-    // For gradients, in registers that all hold sixteen rows of 64 bytes: sums [32, 32] = rows [32, depth] times pairs
-    // [depth / 2, 32, 2], or that added to them. Lengths are from a row to the next.
-    template <bool is_added>
-    static void multiply_block(const bf16* rows, int64_t row_length, const bf16* pairs, int64_t pair_length, int64_t depth,
-                               float* sums, int64_t sum_length) {
-        const int64_t row_bytes = row_length * sizeof(bf16), pair_bytes = pair_length * sizeof(bf16);
-        const int64_t sum_bytes = sum_length * sizeof(float);
-        float* const four[4] = {sums, sums + kLanes, sums + kMatrixRows * sum_length, sums + kMatrixRows * sum_length + kLanes};
-        if constexpr (is_added)
-            load_four<true>(four, sum_bytes);
-        else
-            begin_sums<true>();
-        for (int64_t i = 0; i < depth; i += kMatrixInputs) {
-            const bf16* steps = pairs + i / 2 * pair_length;
-            keep_order();
-            _tile_loadd(4, rows + i, row_bytes);
-            _tile_loadd(6, steps, pair_bytes);
-            _tile_dpbf16ps(0, 4, 6);
-            _tile_loadd(7, steps + 2 * kLanes, pair_bytes);
-            _tile_dpbf16ps(1, 4, 7);
-            _tile_loadd(5, rows + kMatrixRows * row_length + i, row_bytes);
-            _tile_dpbf16ps(2, 5, 6);
-            _tile_dpbf16ps(3, 5, 7);
-        }
-        store_few<4>(four, sum_bytes);
-    }
-
-    // For attention, in registers that all hold sixteen rows of 64 bytes: the first `count` of four sums, in registers 0 to 3.
-    template <int count>
-    static void begin_few() {
-        _tile_zero(0);
-        if constexpr (count > 1) _tile_zero(1);
-        if constexpr (count > 2) _tile_zero(2);
-        if constexpr (count > 3) _tile_zero(3);
-    }
-    template <int count>
-    static void store_few(float* const (&sums)[4], int64_t row_bytes) {
-        _tile_stored(0, sums[0], row_bytes);
-        if constexpr (count > 1) _tile_stored(1, sums[1], row_bytes);
-        if constexpr (count > 2) _tile_stored(2, sums[2], row_bytes);
-        if constexpr (count > 3) _tile_stored(3, sums[3], row_bytes);
-        keep_order();
+            _tile_loadd(2, rows, row_bytes);
+        _tile_loadd(3, first_steps, step_bytes);
+        _tile_dpbf16ps(0, 2, 3);
+        _tile_loadd(3, second_steps, step_bytes);
+        _tile_dpbf16ps(1, 2, 3);
     }
 
     // Adds to each sum its own rows times the same steps.
-    template <int count>
-    static void add_rows(const bf16* const (&rows)[4], int64_t row_bytes, const bf16* steps, int64_t step_bytes) {
+    template <bool has_second = true>
+    static void add_rows(const bf16* first_rows, const bf16* second_rows, int64_t row_bytes, const bf16* steps, int64_t step_bytes) {
         keep_order();
-        _tile_loadd(6, steps, step_bytes);
-        _tile_loadd(4, rows[0], row_bytes);
-        _tile_dpbf16ps(0, 4, 6);
-        if constexpr (count > 1) {
-            _tile_loadd(5, rows[1], row_bytes);
-            _tile_dpbf16ps(1, 5, 6);
-        }
-        if constexpr (count > 2) {
-            _tile_loadd(4, rows[2], row_bytes);
-            _tile_dpbf16ps(2, 4, 6);
-        }
-        if constexpr (count > 3) {
-            _tile_loadd(5, rows[3], row_bytes);
-            _tile_dpbf16ps(3, 5, 6);
-        }
+        _tile_loadd(3, steps, step_bytes);
+        _tile_loadd(2, first_rows, row_bytes);
+        _tile_dpbf16ps(0, 2, 3);
+        if (!has_second) return;
+        _tile_loadd(2, second_rows, row_bytes);
+        _tile_dpbf16ps(1, 2, 3);
     }
 
-    // The same for even sums, 0 and 1, and odd sums, 2 and 3, of 16 outputs, or of twice as many, each.
-    template <bool has_both>
-    static void load_four(float* const (&sums)[4], int64_t row_bytes) {
-        keep_order();
-        _tile_loadd(0, sums[0], row_bytes);
-        if (has_both) _tile_loadd(1, sums[1], row_bytes);
-        _tile_loadd(2, sums[2], row_bytes);
-        if (has_both) _tile_loadd(3, sums[3], row_bytes);
+    // Of up to sixteen rows times a tile, steps [steps, 32 outputs, 2], sums [rows, 32 outputs].
+    template <bool read_once = false>
+    static void add_tile(const bf16* rows, int64_t row_bytes, const bf16* steps) {
+        add<read_once>(rows, row_bytes, steps, steps + kStepWeights / 2, kStepWeights * sizeof(bf16));
     }
-    template <bool has_both>
-    static void store_four(float* const (&sums)[4], int64_t row_bytes) {
-        _tile_stored(0, sums[0], row_bytes);
-        if (has_both) _tile_stored(1, sums[1], row_bytes);
-        _tile_stored(2, sums[2], row_bytes);
-        if (has_both) _tile_stored(3, sums[3], row_bytes);
-        keep_order();
+    static void load_tile_sums(const float* sums) { load_sums(sums, sums + kLanes, kTileRowBytes); }
+    static void store_tile_sums(float* sums) { store_sums(sums, sums + kLanes, kTileRowBytes); }
+
+    // The same of up to 32 rows; `has_more` says whether they are more than sixteen.
+    template <bool has_more>
+    static void begin_all_sums() {
+        begin_sums();
+        if (!has_more) return;
+        _tile_zero(4);
+        _tile_zero(5);
     }
-    template <bool has_both>
-    static void add_both(const bf16* even, const bf16* odd, int64_t row_bytes, const bf16* steps, int64_t step_bytes) {
+    template <bool has_more>
+    static void add_all(const bf16* rows, int64_t row_bytes, const bf16* steps) {
+        if (!has_more) return add_tile(rows, row_bytes, steps);
+        constexpr int step_bytes = kStepWeights * sizeof(bf16);
         keep_order();
-        _tile_loadd(4, even, row_bytes);
-        _tile_loadd(6, steps, step_bytes);
-        _tile_dpbf16ps(0, 4, 6);
-        if (has_both) {
-            _tile_loadd(7, steps + kMatrixInputs, step_bytes);
-            _tile_dpbf16ps(1, 4, 7);
-        }
-        _tile_loadd(5, odd, row_bytes);
-        _tile_dpbf16ps(2, 5, 6);
-        if (has_both) _tile_dpbf16ps(3, 5, 7);
+        _tile_loadd(2, rows, row_bytes);
+        _tile_loadd(3, steps, step_bytes);
+        _tile_dpbf16ps(0, 2, 3);
+        _tile_loadd(6, reinterpret_cast<const char*>(rows) + kMatrixRows * row_bytes, row_bytes);
+        _tile_dpbf16ps(4, 6, 3);
+        _tile_loadd(3, steps + kStepWeights / 2, step_bytes);
+        _tile_dpbf16ps(1, 2, 3);
+        _tile_dpbf16ps(5, 6, 3);
+    }
+    template <bool has_more>
+    static void store_all_sums(float* sums) {
+        store_tile_sums(sums);
+        if (!has_more) return;
+        float* const more = sums + kMatrixRows * kTile;
+        _tile_stored(4, more, kTileRowBytes);
+        _tile_stored(5, more + kLanes, kTileRowBytes);
+        keep_order();
     }
 
   private:
+    static constexpr int kTileRowBytes = kTile * sizeof(float);
+
     // What is written before this is in memory; GCC does not know that the instructions read and write it.
     static void keep_order() { asm volatile("" : : : "memory"); }
 
     static inline thread_local int64_t rows_ = 0, steps_ = 0;
 };
-
-// Calls visit(count), a constant of 1 to 4.
-template <class Visit>
-void with_few(int count, const Visit& visit) {
-    switch (count) {
-        case 1: visit(std::integral_constant<int, 1>{}); break;
-        case 2: visit(std::integral_constant<int, 2>{}); break;
-        case 3: visit(std::integral_constant<int, 3>{}); break;
-        default: visit(std::integral_constant<int, 4>{});
-    }
-}
 
 // Calls visit(has_more) with what `Matrices` is to know of the rows.
 template <class Visit>
@@ -231,13 +170,13 @@ template <bool has_more, class Weights>
 void multiply_matrices(Weights weights, const bf16* rows, int64_t num_rows, int64_t inputs, F16 (*sums)[2]) {
     alignas(64) bf16 buffers[2][kMatrixSteps * kStepWeights];
     Matrices::shape(num_rows, kMatrixSteps);
-    Matrices::begin_sums<has_more>();
+    Matrices::begin_all_sums<has_more>();
     const int64_t whole = inputs / kMatrixInputs;
     const bf16* steps = whole > 0 ? weights(0, kMatrixSteps, buffers[0]) : nullptr;
     for (int64_t i = 0; i < whole; ++i) {
         // what is written is read a turn later: registers are filled from memory alone, not from what is on its way to it
         const bf16* next = i + 1 < whole ? weights((i + 1) * kMatrixSteps, kMatrixSteps, buffers[(i + 1) % 2]) : nullptr;
-        Matrices::add<has_more>(steps, rows + i * kMatrixInputs, inputs * 2);
+        Matrices::add_all<has_more>(rows + i * kMatrixInputs, inputs * 2, steps);
         steps = next;
     }
     if (const int64_t i = whole * kMatrixInputs; i < inputs) {  // the rest is padded with zeros, which add nothing
@@ -249,9 +188,9 @@ void multiply_matrices(Weights weights, const bf16* rows, int64_t num_rows, int6
         alignas(64) bf16 padded_rows[kRowsOfMatrices * kMatrixInputs] = {};
         for (int64_t row = 0; row < num_rows; ++row)
             std::copy(rows + row * inputs + i, rows + (row + 1) * inputs, padded_rows + row * kMatrixInputs);
-        Matrices::add<has_more>(padded, padded_rows, kMatrixInputs * 2);
+        Matrices::add_all<has_more>(padded_rows, kMatrixInputs * 2, padded);
     }
-    Matrices::store_sums<has_more>(reinterpret_cast<float*>(sums));
+    Matrices::store_all_sums<has_more>(reinterpret_cast<float*>(sums));
 }
 
 }  // namespace forerun

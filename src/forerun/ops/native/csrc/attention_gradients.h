@@ -33,7 +33,19 @@ template <bool is_added>
 inline void multiply_block(const bf16* rows, int64_t row_length, const bf16* pairs, int64_t pair_length, int64_t depth, float* sums,
                            int64_t sum_length) {
 #if defined(__AMX_BF16__)
-    Matrices::multiply_block<is_added>(rows, row_length, pairs, pair_length, depth, sums, sum_length);
+    const int64_t row_bytes = row_length * sizeof(bf16), pair_bytes = pair_length * sizeof(bf16), sum_bytes = sum_length * sizeof(float);
+    for (int64_t first = 0; first < kSide; first += kMatrixRows) {
+        float* own = sums + first * sum_length;
+        if constexpr (is_added)
+            Matrices::load_sums(own, own + kLanes, sum_bytes);
+        else
+            Matrices::begin_sums();
+        for (int64_t i = 0; i < depth; i += kMatrixInputs) {
+            const bf16* steps = pairs + i / 2 * pair_length;
+            Matrices::add(rows + first * row_length + i, row_bytes, steps, steps + 2 * kLanes, pair_bytes);
+        }
+        Matrices::store_sums(own, own + kLanes, sum_bytes);
+    }
 #else
     constexpr int64_t together = 4;
     for (int64_t first = 0; first < kSide; first += together) {

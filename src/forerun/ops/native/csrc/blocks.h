@@ -350,9 +350,9 @@ constexpr RegisterTiles kVectorTiles{kMaxRows, kMaxRows < 8 ? kMaxRows : 8};
 
 #if defined(__AMX_BF16__)
 
-constexpr RegisterTiles kBlockTiles{kRowsOfMatrices, kRowsOfMatrices};
+constexpr RegisterTiles kBlockTiles{kRowsOfMatrices, kMatrixRows};
 
-// Up to 32 rows times a tile by AMX: sums [num_rows, 32].
+// Rows times a tile by AMX: sums [num_rows, 32].
 template <int Group, bool has_offsets, bool has_more, class Reader>
 void multiply_block_matrices(const Reader& reader, const uint8_t* unit, const float* scales, const BlockRows& rows,
                              int64_t num_rows, AheadOfStep ahead, float* sums) {
@@ -414,9 +414,9 @@ void multiply_block_matrices(const Reader& reader, const uint8_t* unit, const fl
             if (group > 0) weights = next;
             if (group + groups_of_unit < groups) next = weights_of_next_unit(buffers[(number + 1) % 2]);
         }
-        Matrices::begin_sums<has_more>();
-        Matrices::add<has_more>(weights, rows.values + group * Group, inputs * 2);
-        Matrices::store_sums<has_more>(products[group % 2]);
+        Matrices::begin_all_sums<has_more>();
+        Matrices::add_all<has_more>(rows.values + group * Group, inputs * 2, weights);
+        Matrices::store_all_sums<has_more>(products[group % 2]);
         if (group > 0) add_to_sums(group - 1);
     }
     add_to_sums(groups - 1);

@@ -630,7 +630,7 @@ EXPORT int32_t forerun_attention_gradients(const bf16* query, const bf16* key, c
         process->team->run([&](int member) {
 #if defined(__AMX_BF16__)
             const Matrices matrices;
-            Matrices::shape(kRowsOfMatrices, kMatrixSteps);
+            Matrices::shape(kMatrixRows, kMatrixSteps);
 #endif
             for (int64_t i = next++; i < num_heads; i = next++) {
                 const int64_t first = i * num_rows * dim;

@@ -274,8 +274,12 @@ void widen_tile(Tile tile, int64_t inputs, bf16* wide) {
 }
 
 constexpr int64_t kWidenedRows = 48;  // at once, for weights that take part in fp32: what the second cache holds
-// For which reading a tile once or twice (on AVX2: once) costs less than widening it.
+// For which reading a tile once or twice (on AVX2 and by AMX: once) costs less than widening it.
+#if defined(__AMX_BF16__)
+constexpr int64_t kFewRows = kRowsOfMatrices;
+#else
 constexpr int64_t kFewRows = kRowsOfOneReading<RowInput> == kMaxRows ? 2 * kMaxRows : kRowsOfOneReading<RowInput>;
+#endif
 constexpr int64_t kRowBytesAtOnce = 512 << 10;  // of more rows a tile would not find all in the second cache
 
 inline int64_t rows_at_once(const Weight& weight) {
@@ -285,19 +289,26 @@ inline int64_t rows_at_once(const Weight& weight) {
 
 #if defined(__AMX_BF16__)
 
+// Many rows go through a tile in panels of its inputs, of which weights fit into the first cache, and rows go past it.
+constexpr int64_t kMostPanelInputs = 640;
+inline int64_t num_panels(int64_t inputs) { return (inputs + kMostPanelInputs - 1) / kMostPanelInputs; }
+
 // Memory of one member for many rows of bf16; `begin` is aligned to a cache line.
 struct ManyRowsScratch {
     bf16* steps;  // a tile's weights, padded to whole registers
     bf16* rest;   // [rows, 32] inputs behind the last that fill a register, padded
-    float* sums;  // [2, 32 rows, 32]
+    float* sums;  // [rows, 32]; where there is one panel, of 32 rows in turn
 
     ManyRowsScratch(int64_t num_rows, int64_t inputs, uint8_t* begin)
         : steps(reinterpret_cast<bf16*>(begin)), rest(steps + padded(inputs) * kTile),
           sums(reinterpret_cast<float*>(rest + rest_values(num_rows, inputs))) {}
 
     static int64_t bytes(int64_t num_rows, int64_t inputs) {
-        return (padded(inputs) * kTile + rest_values(num_rows, inputs)) * 2 + 2 * kRowsOfMatrices * kTile * 4;
+        return (padded(inputs) * kTile + rest_values(num_rows, inputs)) * 2 + sum_rows(num_rows, inputs) * kTile * 4;
     }
+
+    // Of so many rows there is room for sums.
+    static int64_t sum_rows(int64_t num_rows, int64_t inputs) { return num_panels(inputs) > 1 ? num_rows : 2 * kMatrixRows; }
 
   private:
     static int64_t padded(int64_t inputs) { return (inputs + kMatrixInputs - 1) / kMatrixInputs * kMatrixInputs; }
@@ -353,33 +364,37 @@ void multiply_exactly(const Weight& weight, const bf16* rows, int64_t num_rows, 
 
 #if defined(__AMX_BF16__)
 
-// Many rows times one tile, whose weights are steps. While registers multiply a block of rows, the processor finishes the sums of the
-// block before, finish(row, sums), and fetches the bytes from `next` to `end`.
+// Many rows times one tile, whose weights are steps: finish(row, sums) for each of them. The bytes from `next` to `end` are fetched
+// meanwhile. Sums are finished a block later, when they have come from the registers, and all at once, as what is stored between
+// two products holds up the reading of rows.
 template <class Finish>
 void multiply_row_blocks(const bf16* rows, int64_t num_rows, int64_t inputs, const bf16* steps, const ManyRowsScratch& scratch,
                          const char* next, const char* end, const Finish& finish) {
-    const int64_t whole = inputs / kMatrixInputs, blocks = (num_rows + kRowsOfMatrices - 1) / kRowsOfMatrices;
+    const int64_t whole = inputs / kMatrixInputs, blocks = (num_rows + kMatrixRows - 1) / kMatrixRows;
+    const int64_t panels = num_panels(inputs), sum_rows = ManyRowsScratch::sum_rows(num_rows, inputs);
     const int64_t lines = (end - next) / kCacheLine / (blocks * std::max<int64_t>(1, whole)) + 1;  // to fetch in each turn
     int64_t finished = 0;
     const auto finish_until = [&](int64_t row) {
-        for (; finished < row; ++finished) finish(finished, scratch.sums + finished % (2 * kRowsOfMatrices) * kTile);
+        for (; finished < row; ++finished) finish(finished, scratch.sums + finished % sum_rows * kTile);
     };
-    for (int64_t first = 0; first < num_rows; first += kRowsOfMatrices) {
-        const int64_t count = std::min<int64_t>(kRowsOfMatrices, num_rows - first);
-        Matrices::shape(count, kMatrixSteps);
-        with_more(count, [&](auto has_more) {
-            Matrices::begin_sums<has_more()>();
-            for (int64_t i = 0; i < whole; ++i) {
-                Matrices::add<has_more(), true>(steps + i * kMatrixInputs * kTile, rows + first * inputs + i * kMatrixInputs, inputs * 2);
+    for (int64_t panel = 0; panel < panels; ++panel) {
+        const int64_t begin = whole * panel / panels, last = whole * (panel + 1) / panels;
+        for (int64_t first = 0; first < num_rows; first += kMatrixRows) {
+            float* const sums = scratch.sums + first % sum_rows * kTile;
+            Matrices::shape(std::min<int64_t>(kMatrixRows, num_rows - first), kMatrixSteps);
+            panel == 0 ? Matrices::begin_sums() : Matrices::load_tile_sums(sums);
+            for (int64_t i = begin; i < last; ++i) {
+                Matrices::add_tile<true>(rows + first * inputs + i * kMatrixInputs, inputs * 2, steps + i * kMatrixInputs * kTile);
                 for (int64_t line = 0; line < lines && next < end; ++line, next += kCacheLine) fetch_into_second_cache(next);
-                finish_until(first - kRowsOfMatrices * (whole - 1 - i) / whole);
             }
-            if (whole * kMatrixInputs < inputs)
-                Matrices::add<has_more(), true>(steps + whole * kMatrixInputs * kTile, scratch.rest + first * kMatrixInputs,
-                                                kMatrixInputs * 2);
-            finish_until(first);
-            Matrices::store_sums<has_more()>(scratch.sums + first % (2 * kRowsOfMatrices) * kTile);
-        });
+            if (panel + 1 == panels) {
+                if (whole * kMatrixInputs < inputs)
+                    Matrices::add_tile<true>(scratch.rest + first * kMatrixInputs, kMatrixInputs * 2,
+                                             steps + whole * kMatrixInputs * kTile);
+                finish_until(first);
+            }
+            Matrices::store_tile_sums(sums);
+        }
     }
     finish_until(num_rows);
 }

@@ -32,7 +32,7 @@ class MatrixAttention : public AttentionBlock<bf16> {
     // Like AttentionBlock's.
     void attend(const AttentionItem& item, bf16* out) {
         const TextPart part = begin(item, kMatrixRows);
-        Matrices::shape(kRowsOfMatrices, kMatrixSteps);
+        Matrices::shape(kMatrixRows, kMatrixSteps);
         for (int i = 0; i < groups_ahead_; ++i) fetch_group(part.first, i);
         transpose_queries();
         for (int64_t start = part.first; start < part.end; start += kTileKeys) {
@@ -54,7 +54,7 @@ class MatrixAttention : public AttentionBlock<bf16> {
     }
 
   private:
-    static constexpr int kGroupsAtOnce = 4, kDimsAtOnce = 2 * kMatrixInputs;
+    static constexpr int kGroupsAtOnce = 4;
     static constexpr int64_t kWordRow = kLanes * sizeof(uint32_t);  // bytes
 
     // Up to four groups of sixteen keys or values, one after the other in the tile, and the members that read them.
@@ -162,15 +162,16 @@ class MatrixAttention : public AttentionBlock<bf16> {
         const int end = groups.first_member + groups.num_members;
         for (int sixteen = groups.first_member / kLanes; sixteen * kLanes < end; ++sixteen) {
             float (*sums)[kMatrixRows * kLanes] = scratch_.matrices.products[num_multiplied_++ % 2];
-            with_few(groups.count, [&](auto count) {
-                const auto* queries = reinterpret_cast<const bf16*>(queries_of(sixteen));
-                Matrices::begin_few<count()>();
+            const auto* queries = reinterpret_cast<const bf16*>(queries_of(sixteen));
+            const auto multiply = [&](int first, int second, auto has_second) {
+                Matrices::begin_sums<has_second()>();
                 for (int dim = 0; dim < shape_.key_dim; dim += kMatrixInputs)
-                    Matrices::add_rows<count()>({groups.rows[0] + dim, groups.rows[count() > 1 ? 1 : 0] + dim,
-                                                 groups.rows[count() > 2 ? 2 : 0] + dim, groups.rows[count() > 3 ? 3 : 0] + dim},
-                                                groups.row_dims * 2, queries + dim * kLanes, kWordRow);
-                Matrices::store_few<count()>({sums[0], sums[1], sums[2], sums[3]}, kWordRow);
-            });
+                    Matrices::add_rows<has_second()>(groups.rows[first] + dim, groups.rows[second] + dim, groups.row_dims * 2,
+                                                     queries + dim * kLanes, kWordRow);
+                Matrices::store_sums<has_second()>(sums[first], sums[second], kWordRow);
+            };
+            for (int group = 0; group + 1 < groups.count; group += 2) multiply(group, group + 1, std::true_type{});
+            if (groups.count % 2) multiply(groups.count - 1, groups.count - 1, std::false_type{});
             write_scores();
             begun_ = {groups.count, std::max(groups.first_member, sixteen * kLanes), std::min(end, (sixteen + 1) * kLanes),
                       groups.place, sums};
@@ -200,18 +201,18 @@ class MatrixAttention : public AttentionBlock<bf16> {
         const int whole = lies_in_groups_ ? num_shared / kMatrixRows : 0, all = (num_shared + kMatrixRows - 1) / kMatrixRows;
         const bf16* groups[kTileKeys / kMatrixRows];
         for (int i = 0; i < whole; ++i) groups[i] = group_at(values(), dims, start + i * kMatrixRows);
-        for (int dim = 0; dim < dims && whole > 0; dim += kDimsAtOnce)
+        for (int dim = 0; dim < dims && whole > 0; dim += kMatrixInputs)
             add_values<false>(first, dim, 0, groups, whole, stride(dims), first, last, [&](int i) {
                 if (first == 0 && dim == 0) fetch_group(start, all + i + groups_ahead_);
             });
         each_copied_group(values(), dims, start, whole * kMatrixRows, first, last, [&](const Groups& group) {
             const int from = std::max(first, group.first_member), to = std::min(last, group.first_member + group.num_members);
-            for (int dim = 0; dim < dims; dim += kDimsAtOnce)
+            for (int dim = 0; dim < dims; dim += kMatrixInputs)
                 add_values<true>(first, dim, group.place, group.rows, 1, dims, from, to, [](int) {});
         });
     }
 
-    // Adds the values of groups that lie one after the other in the text, from `place` on, to up to 64 dimensions of the sums of
+    // Adds the values of groups that lie one after the other in the text, from `place` on, to 32 dimensions of the sums of
     // those members that are weighed, from `first` on, or of some of them.
     template <bool is_for_some, class Fetch>
     void add_values(int first, int dim, int place, const bf16* const* groups, int num_groups, int64_t row_dims, int from, int to,
@@ -220,27 +221,20 @@ class MatrixAttention : public AttentionBlock<bf16> {
         const int half = width_ / 2, row_bytes = width_ * static_cast<int>(sizeof(float));
         const auto* even = reinterpret_cast<const bf16*>(weights_of(0) + place);
         const bf16* odd = even - 1;  // a weight is the second of a pair if pairs begin with the half before it
-        float* outputs = scratch_.outputs.data() + first * width_ + dim / 2;
-        float* const sums[4] = {outputs, outputs + kLanes, outputs + half, outputs + half + kLanes};
+        float* even_sums = scratch_.outputs.data() + first * width_ + dim / 2;
+        float* odd_sums = even_sums + half;
+        Matrices::load_sums(even_sums, odd_sums, row_bytes);
+        for (int g = 0; g < num_groups; ++g) {
+            fetch(g);
+            Matrices::add_rows(even + g * kMatrixInputs, odd + g * kMatrixInputs, weight_bytes, groups[g] + dim, row_dims * 2);
+        }
+        if (!is_for_some) return Matrices::store_sums(even_sums, odd_sums, row_bytes);
         float (*some)[kMatrixRows * kLanes] = scratch_.matrices.products[0];
-        const auto add = [&](auto has_both) {
-            Matrices::load_four<has_both()>(sums, row_bytes);
-            for (int g = 0; g < num_groups; ++g) {
-                fetch(g);
-                Matrices::add_both<has_both()>(even + g * kMatrixInputs, odd + g * kMatrixInputs, weight_bytes, groups[g] + dim,
-                                               row_dims * 2);
-            }
-            if constexpr (is_for_some)
-                Matrices::store_four<has_both()>({some[0], some[1], some[2], some[3]}, kWordRow);
-            else
-                Matrices::store_four<has_both()>(sums, row_bytes);
-        };
-        const bool has_both = dim + kMatrixInputs < shape_.value_dim;
-        has_both ? add(std::true_type{}) : add(std::false_type{});
-        if (!is_for_some) return;
-        for (int i = 0; i < 4; i += has_both ? 1 : 2)
-            for (int row = from - first; row < to - first; ++row)
-                store(sums[i] + row * width_, load(some[i] + row * kLanes));
+        Matrices::store_sums(some[0], some[1], kWordRow);
+        for (int row = from - first; row < to - first; ++row) {
+            store(even_sums + row * width_, load(some[0] + row * kLanes));
+            store(odd_sums + row * width_, load(some[1] + row * kLanes));
+        }
     }
 
     void finish(int member, bf16* out) const {
