@@ -29,7 +29,7 @@ constexpr int kRowsOfMatrices = 2 * kMatrixRows;  // that are multiplied with we
 //
 // Few registers are used on purpose. The processor renames each that is written; where another thread computes on the same core
 // it has, as measured, some nine in all for that, and what finds none waits for the instructions before it to end. With all
-// eight in use four products took 250 turns of the clock then instead of 64; with the first four, in which weights are read twice
+// eight in use four products took 250 cycles then instead of 64; with the first four, in which weights are read twice
 // as often, 120.
 class Matrices {
   public:

@@ -275,11 +275,7 @@ void widen_tile(Tile tile, int64_t inputs, bf16* wide) {
 
 constexpr int64_t kWidenedRows = 48;  // at once, for weights that take part in fp32: what the second cache holds
 // For which reading a tile once or twice (on AVX2 and by AMX: once) costs less than widening it.
-#if defined(__AMX_BF16__)
-constexpr int64_t kFewRows = kRowsOfMatrices;
-#else
 constexpr int64_t kFewRows = kRowsOfOneReading<RowInput> == kMaxRows ? 2 * kMaxRows : kRowsOfOneReading<RowInput>;
-#endif
 constexpr int64_t kRowBytesAtOnce = 512 << 10;  // of more rows a tile would not find all in the second cache
 
 inline int64_t rows_at_once(const Weight& weight) {
