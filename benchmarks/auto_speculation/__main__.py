@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
 
-import torch
 from rich.console import Console
 
 from benchmarks.auto_speculation.pieces import Piece, PieceFile
@@ -22,7 +22,9 @@ from benchmarks.auto_speculation.report import GOALS, problems, show, summaries
 from benchmarks.auto_speculation.run import Configs, Runner, plan_turns
 from benchmarks.auto_speculation.workloads import PromptFiles, WorkloadMaker
 from benchmarks.command_line import STATIC_CONFIGS, STILL_TO_DO, add_prompt_files, run_command
-from forerun.bench.machine import describe_machine
+from forerun.bench.compare import make_engine
+from forerun.bench.machine import describe_kernels, describe_machine
+from forerun.bench.outcomes import PLAIN
 from forerun.build import load_target
 from forerun.cli.bench_compare import read_configs
 from forerun.config.settings import EngineSettings
@@ -75,11 +77,11 @@ def _run(arguments: argparse.Namespace) -> int:
     )
     circumstances = {
         "model": arguments.model,
-        "machine": describe_machine(torch.device("cpu")),
+        "machine": describe_machine(settings.torch_device),
         "dtype": str(target.model.dtype).removeprefix("torch."),
-        "kernels": "torch"
-        if target.kernels is None
-        else f"native {target.kernels.level}, {target.kernels.num_threads} threads",
+        "kernels": describe_kernels(
+            make_engine(PLAIN, target, replace(settings, enforce_eager=True), None, num_sequences=1, longest=16)
+        ),
         "judged": arguments.judged,
     }
     file = PieceFile(arguments.output)
