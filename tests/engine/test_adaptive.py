@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from forerun.core.draft import NO_DRAFT, Draft
 from forerun.core.sampling_params import SamplingParams
 from forerun.core.stats import StepTimes
-from forerun.core.step import StepRecord
+from forerun.core.step import LateDraft, StepRecord, unknown_draft
 from forerun.engine.adaptive import FIRST_PAUSE, AdaptiveLength
-from forerun.engine.costs import JUMPS, KINKS, PRIOR, StepCosts
+from forerun.engine.costs import JUMPS, KINKS, NUM_FIRST_STEPS, PRIOR, StepCosts
 from forerun.engine.engine import Engine
 from forerun.engine.speculation import FixedLength
 from tests.executor.simulations import run, simulated_engine
@@ -231,3 +231,49 @@ def test_a_clock_that_jumps_changes_no_choice_for_long(seconds, phase, num_befor
     for _ in range(16):
         control.choose(drafts, **where)
     assert control.report().tokens_per_second > 50
+
+
+def choose_unknown(control, *, limit=8):
+    """How much is verified of a draft that is not known when its step is planned; at times more is, to see what that costs."""
+    (length,) = control.choose([unknown_draft(limit)], num_rows=1, num_sequences=1, num_context_tokens=100)
+    return length
+
+
+def observe_late(control, draft, token_ids, *, num_verified, limit=8):
+    num_stood = min(num_verified, len(token_ids) - 1)
+    control.observe(
+        StepRecord(
+            num_rows=1 + num_verified,
+            num_context_tokens=100,
+            num_asked=1,
+            verified=[(unknown_draft(num_verified), tuple(range(num_stood)))],
+            times=StepTimes(forward=0.005 + 0.0002 * num_verified, num_steps=1),
+            late=[LateDraft(draft, limit, token_ids)],
+        )
+    )
+
+
+def test_drafts_that_are_known_too_late_are_judged_by_the_text_verified_or_not():
+    control = AdaptiveLength(8)
+    for _ in range(600):
+        observe_late(control, Draft((1, 2, 3)), [7], num_verified=0)
+    assert min(choose_unknown(control) for _ in range(2)) == 0
+    for _ in range(2000):  # the text says that they would have stood, so that in time they are verified
+        num_verified = choose_unknown(control)
+        observe_late(control, Draft((1, 2, 3)), [1, 2, 3, 4][: num_verified + 1], num_verified=num_verified)
+    assert min(choose_unknown(control) for _ in range(2)) == 3, "a fourth token was never drafted"
+
+
+def test_where_the_executor_found_nothing_to_draft_rows_are_not_spent():
+    control = AdaptiveLength(8)
+    assert choose_unknown(control) > 0
+    for _ in range(200):
+        observe_late(control, NO_DRAFT, [7], num_verified=choose_unknown(control))
+    assert min(choose_unknown(control) for _ in range(2)) == 0
+
+
+def test_costs_are_learnt_of_steps_whose_drafts_were_shorter_than_planned():
+    control = AdaptiveLength(8)
+    for _ in range(20):
+        observe_late(control, Draft((1,)), [1, 2], num_verified=4)
+    assert control.costs.num_steps == 20 - NUM_FIRST_STEPS

@@ -336,6 +336,21 @@ def test_auto_drafts_by_default_where_no_draft_can_change_a_bit(device_step, met
     assert llm.has_device_layers == bool(device_step)
 
 
+def test_auto_looks_up_on_the_device_which_waits_for_no_draft_of_the_host(plain_texts):
+    llm = tiny_llm({"method": "auto"}, device_step=True, **TIGHT)
+    assert llm.executor.part.ngrams is not None
+    assert [choice.method for choice in llm.drafter_choices() if choice.is_used] == ["ngram"]
+    assert texts(llm, 8) == plain_texts[:8]
+    assert llm.stats.speculation.num_accepted_tokens > 0
+    assert_nothing_is_held(llm)
+
+
+def test_a_drafter_that_auto_is_given_drafts_on_the_host():
+    llm = tiny_llm({"method": "auto", "drafter": {"method": "draft_model", "model": "tiny"}}, device_step=True, **TINY)
+    assert llm.executor.part.ngrams is None
+    assert {choice.method for choice in llm.drafter_choices() if choice.is_used} >= {"copy", "draft_model"}
+
+
 @pytest.mark.parametrize("case", ["plain", "ngram", "suffix-tree", "eagle3"])
 def test_products_by_torch_give_the_same_texts_in_fp32(case, plain_texts):
     llm = tiny_llm(CASES[case], device_step=True, device_matmul="torch", **TIGHT | {"num_gpu_blocks_override": 33})

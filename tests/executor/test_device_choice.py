@@ -37,6 +37,15 @@ def test_by_default_a_gpu_computes_its_steps_and_a_cpu_does_not(on_gpu):
     assert not steps_on_device(None, tiny_target(), MatchingConfig())
 
 
+def test_a_target_whose_layers_were_given_to_the_device_is_computed_there_again(on_gpu, monkeypatch):
+    """As in `LLM.with_speculation`, which gives another engine the target of the first."""
+    target = with_layers_on_device(tiny_target(), max_length=128)
+    monkeypatch.setattr(target.model, "device", torch.device("cuda"))
+    assert obstacle(target.model) is not None, "it could not be asked by its layers"
+    assert steps_on_device(None, target, MatchingConfig())
+    assert not steps_on_device(None, target, RejectionConfig())
+
+
 @pytest.mark.parametrize("reason", ["several processes", "triton", "matching", "float64"])
 def test_the_log_says_why_a_gpu_does_not(reason, on_gpu, monkeypatch, caplog):
     target, verifier = on_gpu, MatchingConfig()

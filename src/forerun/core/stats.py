@@ -194,6 +194,16 @@ class StepTimes:
     num_replayed_steps: int = 0  # of these, by a CUDA graph
 
     @property
+    def spent(self) -> float:
+        """Seconds that a step takes before the next one can be under way, drafting aside.
+
+        Where a device computes it alone it is those of the device, which waits for the host only while it is idle.
+        """
+        if self.launch:
+            return self.forward + max(0.0, self.idle - self.draft)
+        return self.schedule + self.build + self.forward + self.verify
+
+    @property
     def host_overhead(self) -> float:
         """Seconds of the host's own work, drafting aside."""
         return self.schedule + self.build + self.launch + self.verify + self.commit

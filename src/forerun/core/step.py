@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,11 @@ from forerun.errors import ErrorKind
 
 UNKNOWN_TOKEN = -1
 """A row's token that only the executor knows yet: its step's result has not been applied."""
+
+
+def unknown_draft(num_tokens: int) -> Draft:
+    """A draft of so many tokens that only the executor knows yet."""
+    return Draft((UNKNOWN_TOKEN,) * num_tokens) if num_tokens else NO_DRAFT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,12 +266,21 @@ class EndedSequence:
     blocks: npt.NDArray[np.int32] | None = None
 
 
+class LateDraft(NamedTuple):
+    """A draft that the engine got to know after its step had been planned, whatever part of it was verified."""
+
+    draft: Draft
+    limit: int  # the most tokens that were asked for
+    token_ids: Sequence[int]  # what the text has in its place, as far as the step wrote it
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
     """What a step drafted, what stood, and what it cost: what adaptive speculation learns from.
 
     `verified` has of each sequence that was judged its draft, perhaps an empty one, and the nodes that stood. Of a step
-    planned before the last one's result was known, rows and context are the most and the least they can have been.
+    planned before the last one's result was known, rows and context are the most and the least they can have been; its
+    drafts are of unknown tokens there, and `late` says what they turned out to be.
     """
 
     num_rows: int
@@ -274,3 +288,4 @@ class StepRecord:
     num_asked: int  # sequences that a draft for the next step was asked for
     verified: list[tuple[Draft, tuple[int, ...]]]
     times: StepTimes
+    late: list[LateDraft] = field(default_factory=list)

@@ -31,6 +31,7 @@ from forerun.drafters.guard import GuardedDrafter
 from forerun.drafters.lookup.drafter import LookupDrafter
 from forerun.drafters.neural.sampling import DraftSamplingConfig
 from forerun.drafters.neural.tree import StaticTree
+from forerun.drafters.ngram import NgramConfig
 from forerun.drafters.priced import PricedDrafter
 from forerun.errors import ConfigError, ModelError
 from forerun.models.base import LoadedTarget
@@ -63,6 +64,9 @@ FOREIGN_SHARE = 0.75
 
 MOST_SHARE = 0.8
 """A draft by the target itself reads at most this share of its weights: one that reads more costs as much as it brings."""
+
+DEVICE_NGRAMS = NgramConfig(prompt_lookup_min=1, prompt_lookup_max=16, draft_confidence_threshold=0.05)
+"""What a GPU looks up in its own table of texts: long drafts of short matches, too, since its rows cost next to nothing."""
 
 BUDGET_WITHOUT_TARGET = 32_000_000  # bytes, where a drafter is built without an engine
 
@@ -119,6 +123,8 @@ class AutoConfig:
 
     def build(self, target: TargetInfo) -> Drafter:
         """Make the drafters that are at hand."""
+        if self._drafts_on_device(target):
+            return DEVICE_NGRAMS.build(target)
         model, budget = None, self._budget(target)
         for choice in self.choices(target):
             if not choice.is_used or choice.method in LOOK_UPS:
@@ -132,11 +138,11 @@ class AutoConfig:
 
     def check_has_head(self, drafter: Drafter) -> None:
         """See `BuildsWithHead`."""
-        assert isinstance(drafter, AutoDrafter), "it was built from these settings"
-        has_head = drafter.model_name == HEAD if self.drafter is None else isinstance(self.drafter[1], EagleConfig)
+        name = drafter.model_name if isinstance(drafter, AutoDrafter) else None
+        has_head = name == HEAD if self.drafter is None else isinstance(self.drafter[1], EagleConfig)
         if not has_head:
             raise ConfigError(
-                f"head: auto drafts with {drafter.model_name or 'look-ups alone'} here, so the hidden states that a head reads "
+                f"head: auto drafts with {name or 'look-ups alone'} here, so the hidden states that a head reads "
                 "are not kept; name a head to begin with, as its drafter: "
                 '{"method": "auto", "drafter": {"method": "eagle3", "model": FOLDER}}'
             )
@@ -150,6 +156,11 @@ class AutoConfig:
 
     def choices(self, target: TargetInfo) -> list[Choice]:
         """What is used for a target, what not, and why; of drafters that compute the first that can be is used."""
+        if self._drafts_on_device(target):
+            return [
+                Choice("ngram", True, "what followed the last tokens earlier in the text, looked up by the GPU itself"),
+                *(Choice(method, False, WAITS_FOR_HOST) for method in (*LOOK_UPS, HEAD, "mtp", "self")),
+            ]
         budget = self._budget(target)
         share = f"{self.auto_memory:.0%} of the weights"
         found = [
@@ -171,6 +182,10 @@ class AutoConfig:
             is_taken = is_taken or choice.is_used
             found.append(choice)
         return found
+
+    def _drafts_on_device(self, target: TargetInfo) -> bool:
+        """Whether a GPU computes whole steps, which would wait for any draft of the host, and no drafter is given."""
+        return self.drafter is None and target.loaded is not None and target.loaded.on_device is not None
 
     def _head_choice(self, target: TargetInfo, budget: int) -> Choice:
         if self.drafter is not None:
@@ -290,6 +305,7 @@ def _has_mtp_layers(path: Path) -> bool:
 
 HEAD = "trained head"
 LOOK_UPS = ("copy", "pool", "recycle")
+WAITS_FOR_HOST = "the GPU would wait for the host in each step; a head, MTP layers or the target itself drafts there as a method of its own"
 
 
 class AutoDrafter:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from forerun.core.depth_rates import DepthRates
 from forerun.core.draft import Draft
-from forerun.core.step import StepRecord
+from forerun.core.step import UNKNOWN_TOKEN, LateDraft, StepRecord
 from forerun.engine.costs import StepCosts
 from forerun.engine.speculation import SpeculationReport
 
@@ -265,13 +265,15 @@ class AdaptiveLength:
                 num_drafted += len(draft.token_ids)
                 num_accepted += len(stood)
                 self._account.note_fate(self._survival(draft), stood)
-                if draft.survival is None:
+                if draft.survival is None and draft.token_ids[0] != UNKNOWN_TOKEN:
                     self._rates.observe(draft.source, depth=draft.depth, num_stood=len(stood))
+        for late in record.late:
+            self._learn_late(late)
         num_sequences = len(record.verified)
         if not num_sequences or record.num_rows != num_sequences + num_drafted:  # prompts were read, too
             return
         costs, times = self.costs, record.times
-        seconds = times.schedule + times.build + times.forward + times.verify
+        seconds = times.spent
         if not 0.0 < seconds < math.inf:  # a clock that jumps
             return
         costs.observe(
@@ -297,6 +299,13 @@ class AdaptiveLength:
         account.plain_seconds += num_tokens / num_sequences * plain
         if record.num_asked:
             self._pause.note_gain(saved - drafting, plain_seconds=plain)
+
+    def _learn_late(self, late: LateDraft) -> None:
+        """Learn how deep drafts stand that are chosen before they are known: one that was not made stands nowhere."""
+        num_stood = late.draft.num_stood(late.token_ids)
+        if late.limit:
+            num_known = num_stood + (num_stood < len(late.token_ids))
+            self._rates.observe(None, depth=min(num_known, late.limit), num_stood=num_stood)
 
     def _note_drafting(self, seconds: float, num_asked: int) -> float:
         """Learn what drafting for so many sequences takes; return the seconds, as far as they are believed.

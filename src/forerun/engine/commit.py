@@ -60,7 +60,7 @@ def commit(
             )
         tail += committed.token_ids[: len(result.accepted)]
     if planned.reaches_end and result.is_decided:
-        generation.draft = result.draft
+        generation.draft, generation.asked_limit = result.draft, planned.draft_limit
     if has_kv:
         if result.error is None:
             is_undecided = planned.reaches_end and not result.is_decided

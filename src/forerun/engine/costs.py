@@ -24,7 +24,10 @@ What a processor with wide registers shows; the first hundred steps of an engine
 MATRIX_PRIOR = (0.95, 0.012, 0.003, 0.0, 0.0, 0.01, 0.01, 0.1, 0.25, 0.01, 0.0001)
 """What one with matrix registers shows."""
 
-PRIORS = {"amx": MATRIX_PRIOR}
+GPU_PRIOR = (0.98, 0.0015, 0.0, 0.0, 0.001, 0.001, 0.0, 0.03, 0.04, 0.002, 0.00003)
+"""What one shows whose memory is fast, but whose arithmetic is faster by far."""
+
+PRIORS = {"amx": MATRIX_PRIOR, "triton": GPU_PRIOR, "triton, products by torch": GPU_PRIOR}
 """By the level of the kernels; other levels have `PRIOR`."""
 
 PRIOR_DEVIATION = (0.3, 0.05, 0.05, 0.05, 0.05, 0.03, 0.03, 0.05, 0.1, 0.03, 0.0002)

@@ -18,6 +18,7 @@ from forerun.core.stats import ExecutorInfo
 from forerun.core.step import (
     UNKNOWN_TOKEN,
     EndedSequence,
+    LateDraft,
     PendingResult,
     PlannedSequence,
     SequenceResult,
@@ -26,6 +27,7 @@ from forerun.core.step import (
     StepRecord,
     StepResult,
     lay_out,
+    unknown_draft,
 )
 from forerun.engine.client import EngineRequest, EngineSnapshot, StepOutput
 from forerun.engine.commit import Committed, commit, delta, describe_logprobs
@@ -338,7 +340,7 @@ class Engine:
             if planned.is_pending:
                 is_pending = True
                 tails.append((UNKNOWN_TOKEN,))
-                drafts.append(Draft((UNKNOWN_TOKEN,) * planned.num_draft) if planned.num_draft else NO_DRAFT)
+                drafts.append(unknown_draft(planned.num_draft))
             else:
                 tails.append(generation.tokens_between(planned.start, planned.start + planned.num_tail))
                 drafts.append(generation.draft.first(planned.num_draft) if planned.num_draft else NO_DRAFT)
@@ -362,6 +364,7 @@ class Engine:
         """Commit what a step found, at once or one step late: tokens, text, KV, finished requests, statistics."""
         output, now = StepOutput(), self._clock()
         verified: list[tuple[Draft, tuple[int, ...]]] = []
+        late: list[LateDraft] = []
         num_context_tokens = num_asked = 0
         for planned, found in zip(plan.sequences, result.sequences, strict=True):
             num_context_tokens += planned.start
@@ -377,8 +380,12 @@ class Engine:
                 metrics.first_scheduled_time = plan.time
             if metrics.first_token_time is None and found.is_decided:
                 metrics.first_token_time = now
+            draft, limit = generation.draft, generation.asked_limit
             done = self._apply_to(generation, planned, found, request, output)
-            if done is not None:
+            if done is not None and planned.is_pending:
+                verified.append((unknown_draft(planned.num_draft), done.accepted))
+                late.append(LateDraft(draft, limit, done.token_ids))
+            elif done is not None:
                 verified.append((done.draft, done.accepted))
         for request_id in dict.fromkeys([given.request_id for given in output.deltas if given.finish_reason]):
             self._conclude(self._requests[request_id], output)
@@ -389,6 +396,7 @@ class Engine:
                 num_asked=num_asked,
                 verified=verified,
                 times=result.times,
+                late=late,
             )
         )
         self._num_failed_drafts = result.num_failed_drafts

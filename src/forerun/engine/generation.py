@@ -20,7 +20,8 @@ class Generation:
 
     `group` is the client's request that it belongs to, which shares the running places with other
     requests. `stop_tokens` maps each token that ends the text to the stop_reason it gives (None: EOS).
-    `draft` is what the executor drafted for the next step; `draft_limit` how much it was asked for.
+    `draft` is what the executor drafted for the next step; `asked_limit` how much of it was asked for, and `draft_limit` how
+    much of the draft after it.
     `in_flight` are its rows in a step whose result has not been applied.
     """
 
@@ -35,6 +36,7 @@ class Generation:
     output_ids: list[int] = field(default_factory=list)
     draft: Draft = NO_DRAFT
     draft_limit: int = 0
+    asked_limit: int = 0
     in_flight: PlannedSequence | None = None
     prefix_digests: list[bytes] | None = None  # of the tokens so far, kept while it waits for room
     origins: list[Origin] = field(default_factory=list)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from forerun.core.draft import NO_DRAFT, Draft
-from forerun.core.step import UNKNOWN_TOKEN, PlannedSequence
+from forerun.core.step import PlannedSequence, unknown_draft
 from forerun.engine.generation import Generation
 from forerun.engine.speculation import SpeculationControl
 from forerun.kv.block_pool import BlockPool
@@ -310,7 +310,7 @@ def _draft(generation: Generation, planned: PlannedSequence) -> Draft:
     if not planned.reaches_end:
         return NO_DRAFT
     if planned.is_pending:
-        return Draft((UNKNOWN_TOKEN,) * generation.draft_limit) if generation.draft_limit else NO_DRAFT
+        return unknown_draft(generation.draft_limit)
     return generation.draft
 
 

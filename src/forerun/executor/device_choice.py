@@ -36,7 +36,7 @@ def _reason_against(target: LoadedTarget, verifier: VerifierConfig) -> str | Non
         return "triton is not installed (pip install 'forerun[cuda]')"
     if not isinstance(verifier, MatchingConfig):
         return "they verify by matching alone"
-    return obstacle(target.model)
+    return None if target.on_device is not None else obstacle(target.model)
 
 
 def with_layers_on_device(target: LoadedTarget, *, max_length: int, matmul: str = "kernels") -> LoadedTarget:

@@ -30,6 +30,7 @@ from forerun.ops.native.memory import map_file, map_or_read
 if TYPE_CHECKING:
     from forerun.models.column_parallel import ColumnParallel
 
+CPU = torch.device("cpu")
 DUMMY_STD = 0.02  # what most models' weights are initialised with
 
 
@@ -103,7 +104,7 @@ def load_dummy(
     """
     config = read_transformers_config(path)
     named = config.dtype if isinstance(config.dtype, torch.dtype) else torch.bfloat16
-    made = DummyCheckpoint(config, dtype=dtype or named)
+    made = DummyCheckpoint(config, dtype=dtype or named, device=device)
     with shown_loading(made) if shows_progress else nullcontext(made) as checkpoint:
         return build_decoder(config, checkpoint, dtype=dtype or named, device=device, packing=packing, columns=columns)
 
@@ -137,10 +138,11 @@ def _stored_dtype(config: HFConfig, checkpoint: Checkpoint) -> torch.dtype:
 class DummyCheckpoint:
     """A `Checkpoint` of seeded random tensors, made when they are loaded; the same name gives the same values.
 
-    Norms are the identity, so that activations neither vanish nor explode; all other weights are normal.
+    They are made where they are used, as a GPU makes billions of them while a CPU makes millions: the values are those of the kind
+    of device. Norms are the identity, so that activations neither vanish nor explode; all other weights are normal.
     """
 
-    def __init__(self, hf_config: HFConfig, *, dtype: torch.dtype) -> None:
+    def __init__(self, hf_config: HFConfig, *, dtype: torch.dtype, device: torch.device = CPU) -> None:
         """Take names and shapes from transformers' model, built without memory.
 
         Raises:
@@ -155,6 +157,7 @@ class DummyCheckpoint:
         self._config = decoder_config(hf_config)
         self._shapes = _stored_shapes(hf_config, self._config)
         self._dtype = dtype
+        self._device = device
         self.facts = CheckpointFacts(num_bytes=dtype.itemsize * sum(map(math.prod, self._shapes.values())))
 
     def names(self) -> frozenset[str]:
@@ -167,10 +170,11 @@ class DummyCheckpoint:
 
     def load(self, name: str) -> Tensor:
         """Make one tensor."""
-        tensor = torch.empty(self._shapes[name], dtype=self._dtype)
+        tensor = torch.empty(self._shapes[name], dtype=self._dtype, device=self._device)
         if name.endswith("norm.weight"):
             return tensor.fill_(1.0 - self._config.norm_offset)
-        return tensor.normal_(std=DUMMY_STD, generator=torch.Generator().manual_seed(zlib.crc32(name.encode())))
+        generator = torch.Generator(self._device).manual_seed(zlib.crc32(name.encode()))
+        return tensor.normal_(std=DUMMY_STD, generator=generator)
 
 
 def _stored_shapes(hf_config: HFConfig, config: DecoderConfig) -> dict[str, tuple[int, ...]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -121,11 +122,9 @@ class Rotary:
     """Turns positions into rotations, the same for all layers that share a `RopeConfig`."""
 
     def __init__(self, config: RopeConfig, *, dtype: torch.dtype, device: torch.device) -> None:
-        exponents = torch.arange(0, config.dim, 2, dtype=torch.float32) / config.dim
-        inv_freq = 1.0 / config.theta**exponents
         scaling = config.scaling
         self._attention_factor = 1.0 if scaling is None else scaling.attention_factor
-        self._inv_freq = (inv_freq if scaling is None else scaling.stretch(inv_freq)).to(device)
+        self._inv_freq = _inverse_frequencies(config, device)
         self.device = device
         self._dtype = dtype
 
@@ -136,6 +135,14 @@ class Rotary:
         if self._attention_factor != 1.0:
             cos, sin = cos * self._attention_factor, sin * self._attention_factor
         return Rotation(cos.to(self._dtype), sin.to(self._dtype))
+
+
+@lru_cache(maxsize=64)
+def _inverse_frequencies(config: RopeConfig, device: torch.device) -> Tensor:
+    """[dim / 2] fp32: radians a place; sent to a device once, since a GPU is waited for while it takes them."""
+    exponents = torch.arange(0, config.dim, 2, dtype=torch.float32, device="cpu") / config.dim
+    frequencies = 1.0 / config.theta**exponents
+    return (frequencies if config.scaling is None else config.scaling.stretch(frequencies)).to(device)
 
 
 class RotaryTable:
