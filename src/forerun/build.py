@@ -320,8 +320,10 @@ def assemble(settings: EngineSettings, target: LoadedTarget, speculative: Specul
         exporter=exporter,
     )
     _keep_pools(settings, executor, target)
+    most_rows = None
     if on_device and model.device.type == "cuda" and not settings.enforce_eager:
         _use_graphs(executor, settings)
+        most_rows = settings.graph_sizes[-1]
     parts = EngineParts(
         processor=RequestProcessor(
             tokenizer=target.tokenizer,
@@ -341,7 +343,7 @@ def assemble(settings: EngineSettings, target: LoadedTarget, speculative: Specul
             block_size=settings.block_size,
         ),
         executor=executor,
-        control=speculative.control(profile_of(target)),
+        control=speculative.control(profile_of(target), most_rows=most_rows),
         block_size=settings.block_size,
         files=exporter,
         executor_info=_describe_executor(settings, target, on_device=on_device),

@@ -277,3 +277,20 @@ def test_costs_are_learnt_of_steps_whose_drafts_were_shorter_than_planned():
     for _ in range(20):
         observe_late(control, Draft((1,)), [1, 2], num_verified=4)
     assert control.costs.num_steps == 20 - NUM_FIRST_STEPS
+
+
+@given(st.lists(chances, min_size=1, max_size=4), st.integers(1, 12))
+def test_a_step_with_drafts_fits_into_the_largest_graph_by_the_likeliest_nodes(survivals, most_rows):
+    control = AdaptiveLength(16, costs=straight(1.0, 0.0), most_rows=most_rows)
+    num_rows = len(survivals)
+    lengths = control.choose(
+        [draft_of(one) for one in survivals], num_rows=num_rows, num_sequences=num_rows, num_context_tokens=0
+    )
+    if num_rows > most_rows:  # it does not fit without drafts either
+        return
+    assert num_rows + sum(lengths) <= most_rows
+    left = [chance for one, length in zip(survivals, lengths, strict=True) for chance in one[length:] if chance > 1e-9]
+    verified = [chance for one, length in zip(survivals, lengths, strict=True) for chance in one[:length]]
+    if num_rows + sum(lengths) < most_rows:
+        assert not left
+    assert not left or not verified or max(left) <= min(verified)

@@ -72,6 +72,16 @@ def test_each_size_is_recorded_at_the_start_and_what_is_rare_when_it_comes():
     assert recorder.num_replayed > 0
 
 
+def test_steps_in_which_nobody_is_asked_for_a_draft_need_no_graphs_of_their_own_where_the_device_looks_up(plain_texts):
+    llm, recorder = graph_llm(NGRAM)
+    undrafted = [replace(one, speculation={"num_speculative_tokens": 0}) for one in without_logprobs(8)]
+    outputs = llm.generate(PROMPTS[:8], undrafted, use_tqdm=False)
+    assert [(one.outputs[0].token_ids, one.outputs[0].finish_reason) for one in outputs] == plain_texts[:8]
+    assert llm.stats.speculation.num_draft_tokens == 0
+    assert recorder.num_recorded == len(SIZES)
+    assert recorder.num_replayed > 0
+
+
 def test_steps_with_more_rows_and_those_whose_logits_are_read_run_eagerly(plain_texts):
     llm, recorder = graph_llm(sizes=[1, 2])
     assert texts(llm, 4) == plain_texts[:4]

@@ -71,10 +71,15 @@ class SpeculativeConfig:
         """The processes that compute the drafter."""
         return self.drafter.draft_tensor_parallel_size if isinstance(self.drafter, RunsOnRanks) else 1
 
-    def control(self, profile: CostProfile = NOTHING_KEPT) -> SpeculationControl:
-        """The rule that says how many tokens are drafted and verified; an adaptive one begins with the profile's costs."""
+    def control(self, profile: CostProfile = NOTHING_KEPT, *, most_rows: int | None = None) -> SpeculationControl:
+        """The rule that says how many tokens are drafted and verified; an adaptive one begins with the profile's costs.
+
+        It verifies no drafts beyond `most_rows`, see `AdaptiveLength`.
+        """
         if self.is_adaptive and self.num_speculative_tokens:
-            return AdaptiveLength(self.num_speculative_tokens, costs=profile.load(), on_fit=profile.save)
+            return AdaptiveLength(
+                self.num_speculative_tokens, costs=profile.load(), on_fit=profile.save, most_rows=most_rows
+            )
         return FixedLength(num_speculative_tokens=self.num_speculative_tokens, schedule=self.schedule)
 
     @property

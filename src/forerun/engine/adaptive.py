@@ -136,6 +136,8 @@ class AdaptiveLength:
         num_speculative_tokens: the most nodes of any draft.
         costs: what a step costs; it is fitted while the engine runs.
         on_fit: called with the costs now and then, to keep them for the next engine.
+        most_rows: of a step with drafts, beyond which a step is computed otherwise and takes many times as long: the largest
+            CUDA graph's. None: there is no such number.
     """
 
     def __init__(
@@ -144,10 +146,12 @@ class AdaptiveLength:
         *,
         costs: StepCosts | None = None,
         on_fit: Callable[[StepCosts], None] | None = None,
+        most_rows: int | None = None,
     ) -> None:
         self.num_speculative_tokens = num_speculative_tokens
         self.costs = StepCosts() if costs is None else costs
         self._on_fit = on_fit
+        self._most_rows = most_rows
         self._rates = DepthRates()
         self._pause = _Pause()
         self._account = _Account()
@@ -194,6 +198,10 @@ class AdaptiveLength:
         if not any(draft.token_ids for draft in drafts):
             return [0] * len(drafts)
         chances = [self._survival(draft) for draft in drafts]
+        if self._most_rows is not None and num_rows <= self._most_rows:
+            chances = _likeliest(chances, self._most_rows - num_rows)
+            if not any(chances):
+                return [0] * len(drafts)
         of_prompts = self.costs.of_rows(num_rows) - self.costs.of_rows(num_sequences)
         beside = self.costs.beside_rows(num_sequences, num_context_tokens) - of_prompts
         step = _Undrafted(num_rows, num_sequences, beside)
@@ -353,6 +361,16 @@ class AdaptiveLength:
             best_static_length=STATIC_LENGTHS[best],
             regret=max(0.0, rates[best] / account.chosen.rate(account.num_sequences, came_true) - 1.0),
         )
+
+
+def _likeliest(drafts: list[tuple[float, ...]], most_nodes: int) -> list[tuple[float, ...]]:
+    """The drafts' chances without those of the least likely nodes, so that no more than so many are left."""
+    if sum(map(len, drafts)) <= most_nodes:
+        return drafts
+    each = np.fromiter(map(len, drafts), dtype=np.int64, count=len(drafts))
+    order = np.argsort(-np.fromiter(chain.from_iterable(drafts), dtype=np.float64), kind="stable")
+    kept = np.bincount(np.repeat(np.arange(len(drafts)), each)[order[:most_nodes]], minlength=len(drafts))
+    return [draft[:length] for draft, length in zip(drafts, kept.tolist(), strict=True)]
 
 
 def _by_node(drafts: Sequence[Sequence[float]]) -> list[float]:

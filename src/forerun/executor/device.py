@@ -228,7 +228,11 @@ class DeviceExecutor(LocalExecutor):
         recorded = None
         if self.graphs is not None and not reads_logits:
             recorded = self.graphs.ready(
-                on_device, masks, num_rows=num_rows, has_trees=has_trees, drafts=most_asked > 0
+                on_device,
+                masks,
+                num_rows=num_rows,
+                has_trees=has_trees,
+                drafts=most_asked > 0 or self.part.always_drafts,
             )
         if recorded is not None:
             span = StepSpan(self.model.device)

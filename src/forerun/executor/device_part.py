@@ -214,6 +214,11 @@ class DevicePart:
         return self.ngrams is not None or self.chains is not None
 
     @property
+    def always_drafts(self) -> bool:
+        """Whether drafting for nobody costs nothing, so that steps with drafts and without are the same: looking up does."""
+        return self.ngrams is not None
+
+    @property
     def drafts_trees(self) -> bool:
         """Whether what the device drafts may be trees."""
         return self.chains is not None and self.chains.writes_trees

@@ -135,8 +135,10 @@ class HeadTrainer:
         self._optimizer = torch.optim.AdamW(
             self._trained, lr=settings.learning_rate, betas=settings.betas, weight_decay=0.0, fused=True
         )
-        self._build = from_tensors(PEagleHead if MASK in tensors else Eagle3Head, canonical_name)
+        kind = PEagleHead if MASK in tensors else Eagle3Head
+        self._build = from_tensors(kind, canonical_name)
         head = self._head()
+        self._build = from_tensors(kind, canonical_name, checks_ids=False)  # of the head as it is at each step
         assert head.target_ids is not None, "the head drafts a part of the vocabulary"
         self._observer = Observer(target, head.needs, head.target_ids, kept)
 

@@ -53,9 +53,11 @@ class Recipe:
     loss: Callable[[Any, Batch], Tensor]
 
 
-def from_tensors(head: Callable[[HeadReader], Any], rename: Rename = str) -> Build:
-    """Make a `Build` of `head` from its tensors, whose published names `rename` translates."""
-    return lambda content, checkpoint, target: head(HeadReader(content, renamed(checkpoint, rename), target))
+def from_tensors(head: Callable[[HeadReader], Any], rename: Rename = str, *, checks_ids: bool = True) -> Build:
+    """Make a `Build` of `head` from its tensors, whose published names `rename` translates; for `checks_ids` see `HeadReader`."""
+    return lambda content, checkpoint, target: head(
+        HeadReader(content, renamed(checkpoint, rename), target, checks_ids=checks_ids)
+    )
 
 
 def _mtp(content: Mapping[str, Any], checkpoint: Checkpoint, target: LoadedTarget) -> MTPHead:

@@ -53,10 +53,12 @@ class HeadReader:
         *,
         quantization: str | None = None,
         kept: KeptWeights | None = None,
+        checks_ids: bool = True,
     ) -> None:
         """Begin reading; `quantization` names the format that matrices are rounded to, None leaves them as they are.
 
-        `kept` has what an earlier start packed of the head, or keeps what is packed now.
+        `kept` has what an earlier start packed of the head, or keeps what is packed now. Without `checks_ids` maps of token ids
+        are taken for right: they were checked before, and a GPU is waited for to look at them.
 
         Raises:
             ConfigError: a quantization is asked for where the target does not run on the kernels in bf16.
@@ -64,6 +66,7 @@ class HeadReader:
         model = target.model
         self.content = content
         self.target = target
+        self.checks_ids = checks_ids
         self.stream_dtype = torch.float32 if target.kernels or target.on_device else model.dtype
         packing = _packing_for(target, quantization)
         self._packing = packing.keeping(kept) if packing and kept else packing
@@ -302,10 +305,10 @@ def read_target_ids(reader: HeadReader, *, num_draft: int) -> Tensor | None:
         )
     offsets = weights.tensor("d2t", (num_draft,), dtype=torch.int64)
     target_ids = torch.arange(num_draft, device=offsets.device) + offsets
-    _check_ids("d2t", target_ids, vocab_size)
-    if "t2d" in weights:
-        drafted = weights.tensor("t2d", (vocab_size,), dtype=torch.bool)
-        if int(drafted.sum()) != num_draft or not drafted[target_ids].all():
+    drafted = weights.tensor("t2d", (vocab_size,), dtype=torch.bool) if "t2d" in weights else None
+    if reader.checks_ids:
+        _check_ids("d2t", target_ids, vocab_size)
+        if drafted is not None and (int(drafted.sum()) != num_draft or not drafted[target_ids].all()):
             raise ModelError(
                 f"t2d: marks {int(drafted.sum())} tokens of the target, d2t {num_draft}, and they must be the same; "
                 "download the checkpoint again"
