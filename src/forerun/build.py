@@ -34,7 +34,7 @@ from forerun.config.settings import EngineSettings
 from forerun.config.speculative_config import SpeculativeConfig, merge_deprecated, resolve_speculative
 from forerun.core.processor import describe_processor
 from forerun.core.stats import ExecutorInfo
-from forerun.drafters.base import Drafter, KeepsKV, KeepsPools, TargetInfo
+from forerun.drafters.base import Drafter, KeepsKV, KeepsPools, LooksUpNgrams, TargetInfo
 from forerun.drafters.guard import GuardedDrafter
 from forerun.drafters.pool_files import ModelIdentity
 from forerun.drafters.pool_folder import PoolFolder
@@ -308,6 +308,7 @@ def assemble(settings: EngineSettings, target: LoadedTarget, speculative: Specul
         else partial(_measure, settings, target, speculative, drafter, memory, on_device=on_device),
     )
     pool = BlockPool(kv.num_blocks, enable_prefix_caching=settings.enable_prefix_caching)
+    source = "ngram" if isinstance(drafter, LooksUpNgrams) else speculative.method  # auto may do no more than look up
     exporter = HiddenStatesExporter(speculative.exported, speculative.storage) if speculative.storage else None
     executor = _make_executor(
         settings,
@@ -316,7 +317,7 @@ def assemble(settings: EngineSettings, target: LoadedTarget, speculative: Specul
         max_model_len=kv.max_model_len,
         on_device=on_device,
         cache=_make_cache(settings, target, drafter, num_blocks=kv.num_blocks),
-        drafting=GuardedDrafter(drafter, vocab_size=model.vocab_size, source=speculative.method),
+        drafting=GuardedDrafter(drafter, vocab_size=model.vocab_size, source=source),
         exporter=exporter,
     )
     _keep_pools(settings, executor, target)

@@ -341,7 +341,7 @@ def test_auto_looks_up_on_the_device_which_waits_for_no_draft_of_the_host(plain_
     assert llm.executor.part.ngrams is not None
     assert [choice.method for choice in llm.drafter_choices() if choice.is_used] == ["ngram"]
     assert texts(llm, 8) == plain_texts[:8]
-    assert llm.stats.speculation.num_accepted_tokens > 0
+    assert llm.stats.speculation.by_drafter["ngram"].num_accepted_tokens > 0
     assert_nothing_is_held(llm)
 
 
