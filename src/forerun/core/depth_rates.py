@@ -14,9 +14,11 @@ class DepthRates:
 
     def __init__(self) -> None:
         self._counts: dict[str | None, list[tuple[float, float]]] = {}
+        self._of_chains: dict[tuple[str | None, int], tuple[float, ...]] = {}  # until something is learnt
 
     def observe(self, source: str | None, *, depth: int, num_stood: int) -> None:
         """Count the fate of a draft of that depth: depths up to `num_stood` stood, the next did not, deeper ones tell nothing."""
+        self._of_chains.clear()
         counts = self._counts.setdefault(source, [])
         num_known = min(num_stood + 1, depth)
         counts.extend([(0.0, 0.0)] * (num_known - len(counts)))
@@ -36,9 +38,12 @@ class DepthRates:
 
     def survival(self, draft: Draft) -> tuple[float, ...]:
         """The chance of each node of a draft, by its depth alone; falling, since only a beginning of it can be verified."""
-        chances = self.chances(draft.source, draft.depth)
         if draft.parents is None:
-            return tuple(chances[1:])
+            key = draft.source, len(draft.token_ids)
+            if key not in self._of_chains:
+                self._of_chains[key] = tuple(self.chances(*key)[1:])
+            return self._of_chains[key]
+        chances = self.chances(draft.source, draft.depth)
         lowest, in_order = 1.0, []
         for depth in draft.depths():
             lowest = min(lowest, chances[depth])

@@ -198,27 +198,28 @@ class AdaptiveLength:
         if not any(draft.token_ids for draft in drafts):
             return [0] * len(drafts)
         chances = [self._survival(draft) for draft in drafts]
-        if self._most_rows is not None and num_rows <= self._most_rows:
-            chances = _likeliest(chances, self._most_rows - num_rows)
-            if not any(chances):
-                return [0] * len(drafts)
         of_prompts = self.costs.of_rows(num_rows) - self.costs.of_rows(num_sequences)
         beside = self.costs.beside_rows(num_sequences, num_context_tokens) - of_prompts
         step = _Undrafted(num_rows, num_sequences, beside)
+        most_drafted = sum(map(len, chances))
+        if self._most_rows is not None and num_rows <= self._most_rows:
+            most_drafted = min(most_drafted, self._most_rows - num_rows)
+            if not most_drafted:
+                return [0] * len(drafts)
         if len(drafts) == 1:
-            return [self._choose_of_one(chances[0], step)]
+            return [self._choose_of_one(chances[0][:most_drafted], step)]
         each = np.fromiter(map(len, chances), dtype=np.int64, count=len(chances))
         flat = np.fromiter(chain.from_iterable(chances), dtype=np.float64)
-        order = np.argsort(-flat, kind="stable")  # so that of equal chances a draft's earlier node comes first
+        order = np.argsort(-flat, kind="stable")[:most_drafted]  # of equal chances a draft's earlier node comes first
         tokens = np.cumsum(flat[order])
         tokens += num_sequences
-        costs = self._costs_after(step, len(flat))
+        costs = self._costs_after(step, most_drafted)
         rates = tokens / costs[1:-1]
         most = int(rates.argmax())
         best = most + 1 if rates[most] * costs[0] > num_sequences else 0
         gained = float(tokens[best - 1]) if best else float(num_sequences)
         self._last_price = self._row_price(gained / float(costs[best]), step.num_rows + best, num_drafted=best)
-        best = self._to_try(best, len(flat), step)
+        best = self._to_try(best, most_drafted, step)
         owners = np.repeat(np.arange(len(chances)), each)
         lengths: list[int] = np.bincount(owners[order[:best]], minlength=len(chances)).tolist()
         self._note_choice(chances, lengths, step)
@@ -361,16 +362,6 @@ class AdaptiveLength:
             best_static_length=STATIC_LENGTHS[best],
             regret=max(0.0, rates[best] / account.chosen.rate(account.num_sequences, came_true) - 1.0),
         )
-
-
-def _likeliest(drafts: list[tuple[float, ...]], most_nodes: int) -> list[tuple[float, ...]]:
-    """The drafts' chances without those of the least likely nodes, so that no more than so many are left."""
-    if sum(map(len, drafts)) <= most_nodes:
-        return drafts
-    each = np.fromiter(map(len, drafts), dtype=np.int64, count=len(drafts))
-    order = np.argsort(-np.fromiter(chain.from_iterable(drafts), dtype=np.float64), kind="stable")
-    kept = np.bincount(np.repeat(np.arange(len(drafts)), each)[order[:most_nodes]], minlength=len(drafts))
-    return [draft[:length] for draft, length in zip(drafts, kept.tolist(), strict=True)]
 
 
 def _by_node(drafts: Sequence[Sequence[float]]) -> list[float]:
