@@ -305,10 +305,11 @@ def read_target_ids(reader: HeadReader, *, num_draft: int) -> Tensor | None:
         )
     offsets = weights.tensor("d2t", (num_draft,), dtype=torch.int64)
     target_ids = torch.arange(num_draft, device=offsets.device) + offsets
-    drafted = weights.tensor("t2d", (vocab_size,), dtype=torch.bool) if "t2d" in weights else None
     if reader.checks_ids:
         _check_ids("d2t", target_ids, vocab_size)
-        if drafted is not None and (int(drafted.sum()) != num_draft or not drafted[target_ids].all()):
+    if "t2d" in weights:
+        drafted = weights.tensor("t2d", (vocab_size,), dtype=torch.bool)
+        if reader.checks_ids and (int(drafted.sum()) != num_draft or not drafted[target_ids].all()):
             raise ModelError(
                 f"t2d: marks {int(drafted.sum())} tokens of the target, d2t {num_draft}, and they must be the same; "
                 "download the checkpoint again"
