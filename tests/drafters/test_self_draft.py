@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from forerun import LLM, SamplingParams
+from forerun.drafters.draft_model import load_beside
 from forerun.errors import ConfigError
 from forerun.models.base import LoadedTarget
 from forerun.models.loader import load_model
@@ -87,6 +88,17 @@ def test_in_fewer_bits_it_is_mostly_right(tmp_path, bits, dtype):
     config = {"method": "self", "quantization": bits, "num_speculative_tokens": 3}
     llm = LLM(folder, dtype=dtype, speculative_config=config, max_model_len=128)
     assert rate(llm, PROMPTS[:8], GREEDY) > 0.7
+
+
+@needs_kernels
+def test_rows_are_rounded_to_eight_bits_where_the_drafts_weights_are_in_blocks(tmp_path):
+    """Which no text can depend on, and takes half the time where blocks wait for arithmetic."""
+    folder = save_tiny_model(tmp_path, seed=3, vocab_size=VOCAB_SIZE, **IN_BLOCKS)
+    save_tiny_tokenizer(folder, vocab_size=VOCAB_SIZE)
+    target = LLM(folder, dtype="bfloat16", max_model_len=128)._target
+    rounds = {bits: load_beside(target, folder, quantization=bits).rounds_rows for bits in (None, "int8", "int4")}
+    assert rounds == {None: False, "int8": False, "int4": True}
+    assert not target.model.rounds_rows
 
 
 # --- bad input ------------------------------------------------------------------------------------

@@ -101,7 +101,8 @@ def load_beside(target: LoadedTarget, path: Path, *, quantization: str | None) -
     """
     packing, dtype = None, target.model.dtype
     if target.kernels is not None:
-        packing = Packing.choose(target.kernels, dtype=dtype, quantization=quantization)
+        # rows of eight bits, too, for weights in blocks: a draft need not be exact
+        packing = Packing.choose(target.kernels, dtype=dtype, quantization=quantization, rounds_rows=bool(quantization))
         dtype = packing.format.activations
     elif quantization is not None:
         raise ConfigError(
