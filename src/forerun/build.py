@@ -321,10 +321,8 @@ def assemble(settings: EngineSettings, target: LoadedTarget, speculative: Specul
         exporter=exporter,
     )
     _keep_pools(settings, executor, target)
-    most_rows = None
-    if on_device and model.device.type == "cuda" and not settings.enforce_eager:
-        _use_graphs(executor, settings)
-        most_rows = settings.graph_sizes[-1]
+    has_graphs = on_device and model.device.type == "cuda" and not settings.enforce_eager
+    most_rows = _use_graphs(executor, settings) if has_graphs else None
     parts = EngineParts(
         processor=RequestProcessor(
             tokenizer=target.tokenizer,
@@ -443,13 +441,14 @@ def _launch_bytes(settings: EngineSettings, model: TargetModel) -> int:
     return launch_bytes(model, settings.graph_sizes)
 
 
-def _use_graphs(executor: LocalExecutor, settings: EngineSettings) -> None:
-    """Have steps of each size recorded as a CUDA graph."""
+def _use_graphs(executor: LocalExecutor, settings: EngineSettings) -> int | None:
+    """Have steps of each size recorded as a CUDA graph; return the rows of the largest one, None where there is none."""
     from forerun.executor.device import DeviceExecutor  # here: most engines compute their steps on the host
     from forerun.executor.step_graphs import CudaRecorder
 
     assert isinstance(executor, DeviceExecutor), "steps are computed on the device"
     executor.use_graphs(settings.graph_sizes, CudaRecorder(executor.model.device))
+    return None if executor.graphs is None else executor.graphs.most_rows
 
 
 def _device_executor(

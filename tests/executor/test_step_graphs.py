@@ -120,6 +120,7 @@ def test_sizes_that_could_not_be_recorded_are_left_out_and_named_once(failed, ca
     assert recorder.num_recorded == len(SIZES)
     assert not {*sizes} & {*failed}
     recorded = [size for size in SIZES if size not in failed]
+    assert llm.executor.graphs.most_rows == max(recorded)
     assert (sizes.count(next((size for size in recorded if size >= 14), 0)) > 8) == (max(recorded) >= 14)
     assert sizes.count(8) > 8
     assert llm.stats.times.num_replayed_steps == recorder.num_replayed
@@ -137,6 +138,7 @@ def test_where_no_size_can_be_recorded_all_steps_are_eager(caplog, plain_texts):
         llm.generate(PROMPTS[:4], GREEDY, use_tqdm=False)
         assert texts(llm, 4) == plain_texts[:4]
     assert recorder.num_recorded == len(SIZES), "none is tried again"
+    assert llm.executor.graphs.most_rows is None
     assert recorder.num_replayed == llm.stats.times.num_replayed_steps == 0
     [record] = [one for one in caplog.records if "CUDA graphs" in one.message]
     assert "1, 2, 4, 8, 12, 16, 24, 32 rows could not be recorded" in record.message

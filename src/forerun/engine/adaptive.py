@@ -311,10 +311,11 @@ class AdaptiveLength:
 
     def _learn_late(self, late: LateDraft) -> None:
         """Learn how deep drafts stand that are chosen before they are known: one that was not made stands nowhere."""
+        if not late.limit:  # nobody was asked
+            return
         num_stood = late.draft.num_stood(late.token_ids)
-        if late.limit:
-            num_known = num_stood + (num_stood < len(late.token_ids))
-            self._rates.observe(None, depth=min(num_known, late.limit), num_stood=num_stood)
+        num_known = num_stood + (num_stood < len(late.token_ids))
+        self._rates.observe(None, depth=min(num_known, late.limit), num_stood=num_stood)
 
     def _note_drafting(self, seconds: float, num_asked: int) -> float:
         """Learn what drafting for so many sequences takes; return the seconds, as far as they are believed.

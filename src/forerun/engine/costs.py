@@ -28,7 +28,7 @@ GPU_PRIOR = (0.98, 0.0015, 0.0, 0.0, 0.001, 0.001, 0.0, 0.03, 0.04, 0.002, 0.000
 """What one shows whose memory is fast, but whose arithmetic is faster by far."""
 
 PRIORS = {"amx": MATRIX_PRIOR, "triton": GPU_PRIOR, "triton, products by torch": GPU_PRIOR}
-"""By the level of the kernels; other levels have `PRIOR`."""
+"""By the name of the kernels, of those for a CPU their level; others have `PRIOR`."""
 
 PRIOR_DEVIATION = (0.3, 0.05, 0.05, 0.05, 0.05, 0.03, 0.03, 0.05, 0.1, 0.03, 0.0002)
 """How far each of these may be off."""

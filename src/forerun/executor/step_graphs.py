@@ -210,6 +210,11 @@ class StepGraphs:
         self._has_warned = False  # of steps that are not the usual ones
 
     @property
+    def most_rows(self) -> int | None:
+        """Rows of the largest step that a graph holds; None where no usual step could be recorded."""
+        return self._sizes[-1] if self._sizes else None
+
+    @property
     def num_recorded(self) -> int:
         """Graphs that there are."""
         return sum(recorded is not None for recorded in self._recorded.values())
