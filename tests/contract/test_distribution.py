@@ -20,7 +20,21 @@ def experiment():
     return plan_experiment(tiny_llm(max_num_seqs=64), num_tokens=5, seed_text_ids=SEED_TEXT)
 
 
-@pytest.mark.parametrize("drafter", [*CASES, "adversarial"])
+def usually(drafters, *, chosen):
+    """The parameters of a test, of which those beside `chosen` run with the slow ones."""
+    return [pytest.param(drafter, marks=() if drafter in chosen else pytest.mark.slow) for drafter in drafters]
+
+
+# Whatever drafts, a text of this verifier's is plain decoding's (test_contract.py), so here it is enough that each kind of
+# draft is looked at: none, chains and trees, of the host's tables and of every kind of network, drawn ones and mixed ones.
+MATCHED = [
+    *("plain", "ngram", "suffix-tree", "recycle", "auto", "adaptive", "extract", "zero", "moody", "hybrid-self"),
+    *("draft-model", "draft-model-coupled", "draft-model-tree", "draft-model-foreign", "pard", "eagle3-dynamic-tree"),
+    *("dflash", "dflash-coupled", "medusa-tree", "mlp-speculator", "self-exit", "mtp", "adversarial"),
+]
+
+
+@pytest.mark.parametrize("drafter", usually([*CASES, "adversarial"], chosen=MATCHED))
 def test_samples_fit_the_target_under_matching(experiment, drafter):
     config = ADVERSARIAL if drafter == "adversarial" else CASES[drafter]
     finding = run_experiment(
@@ -40,24 +54,20 @@ def test_samples_fit_the_target_under_rejection(experiment, drafter, method):
     assert finding.num_accepted_tokens > 0
 
 
-@pytest.mark.parametrize("method", ["standard", "block"])
+# A verifier sees probabilities alone, in a chain or in a tree: both verify both, and each drafter's are verified by one.
+BY_BOTH = ("draft-model", "draft-model-tree", "draft-model-foreign")
+BY_STANDARD = ("self-exit", "eagle-tree", "pard", "pard-tree", "peagle", "medusa-tree")
+BY_BLOCK = ("eagle3", "dflash", "dflash-tree", "medusa", "mlp-speculator")
+
+
 @pytest.mark.parametrize(
-    "drafter",
+    ("drafter", "method"),
     [
-        "draft-model",
-        "draft-model-tree",
-        "draft-model-foreign",
-        "self-exit",
-        "eagle3",
-        "eagle-tree",
-        "pard",
-        "pard-tree",
-        "peagle",
-        "dflash",
-        "dflash-tree",
-        "medusa",
-        "medusa-tree",
-        "mlp-speculator",
+        *((drafter, method) for drafter in BY_BOTH for method in ("standard", "block")),
+        *((drafter, "standard") for drafter in BY_STANDARD),
+        *((drafter, "block") for drafter in BY_BLOCK),
+        *(pytest.param(drafter, "block", marks=pytest.mark.slow) for drafter in BY_STANDARD),
+        *(pytest.param(drafter, "standard", marks=pytest.mark.slow) for drafter in BY_BLOCK),
     ],
 )
 def test_samples_fit_the_target_where_the_drafter_tells_its_probabilities(experiment, drafter, method):
