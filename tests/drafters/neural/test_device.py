@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 
@@ -18,8 +20,8 @@ from tests.step_recorder import ClosureRecorder
 
 ALLOWED = [3, 4, 5]
 GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
-FEW = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True, allowed_token_ids=ALLOWED)
-MIXED = [SamplingParams(temperature=i % 2, top_p=0.9, seed=i, max_tokens=20, ignore_eos=True) for i in range(8)]
+FEW = SamplingParams(temperature=0, max_tokens=28, ignore_eos=True, allowed_token_ids=ALLOWED)
+MIXED = [SamplingParams(temperature=i % 2, top_p=0.9, seed=i, max_tokens=20, ignore_eos=True) for i in range(6)]
 
 
 def medusa_of_few_tokens(target):
@@ -141,11 +143,18 @@ RUNS = [(case, "eagerly") for case in CASES] + [(case, how) for case in HARD for
 RUNS += [(f"{head}, a small tree, some accepted", "recorded") for head in ("peagle", "dflash")]
 
 
-def config_of(case, folder):
+@pytest.fixture(scope="module")
+def heads(tmp_path_factory):
+    """A folder for heads, each of which is written once."""
+    return tmp_path_factory.mktemp("heads")
+
+
+def config_of(case, heads):
     head, settings, _ = CASES[case]
     if head == "pard":
         return {"method": "pard", "model": str(pard_drafter(VOCAB_SIZE)), "num_speculative_tokens": 4, **settings}
-    if not (folder / "config.json").exists():
+    folder = heads / head
+    if not folder.exists():
         heads_eagle.save(folder, *HEADS[head](tiny_target()))
     return {"method": head.split()[0], "model": str(folder), "num_speculative_tokens": 4, **settings}
 
@@ -161,21 +170,32 @@ def drafts_of(llm, prompts, sampling, record):
     }
 
 
+def requests_of(case, is_pressed):
+    """The prompts and how they are sampled."""
+    prompts, sampling = PROMPTS[: 12 if is_pressed else 6], CASES[case][2]
+    return prompts, [sampling[i % 6] for i in range(len(prompts))] if isinstance(sampling, list) else sampling
+
+
+@functools.cache
+def drafts_of_the_host(case, is_pressed, heads):
+    llm = tiny_llm(config_of(case, heads), verifies_all=True, **TIGHT if is_pressed else {})
+    drafts = drafts_of(llm, *requests_of(case, is_pressed), recorded)
+    assert llm.stats.num_failed_drafts == 0
+    return drafts
+
+
 @pytest.mark.parametrize(("case", "how"), RUNS)
-def test_the_device_drafts_what_the_host_would(case, how, tmp_path):
-    config, sampling, engine = config_of(case, tmp_path), CASES[case][2], TIGHT if how == "under pressure" else {}
-    prompts = PROMPTS[: 16 if engine else 8]
-    sampling = [sampling[i % 8] for i in range(len(prompts))] if isinstance(sampling, list) else sampling
-    host = tiny_llm(config, verifies_all=True, **engine)
-    expected = drafts_of(host, prompts, sampling, recorded)
-    llm = tiny_llm(config, verifies_all=True, device_step=True, **engine)
+def test_the_device_drafts_what_the_host_would(case, how, heads):
+    is_pressed = how == "under pressure"
+    expected = drafts_of_the_host(case, is_pressed, heads)
+    llm = tiny_llm(config_of(case, heads), verifies_all=True, device_step=True, **TIGHT if is_pressed else {})
     if how == "recorded":
         llm.executor.use_graphs([8, 24, 64], ClosureRecorder())
-    found = drafts_of(llm, prompts, sampling, recorded_on_device)
+    found = drafts_of(llm, *requests_of(case, is_pressed), recorded_on_device)
     both = found.keys() & expected.keys()  # where tokens are accepted, not all steps end at the same places
     assert len(both) > 0.75 * len(expected) > 40
     assert {text: found[text] for text in both} == {text: expected[text] for text in both}
-    assert llm.stats.num_failed_drafts == host.stats.num_failed_drafts == 0
+    assert llm.stats.num_failed_drafts == 0
     assert (engine_of(llm).scheduler.num_preemptions > 0) == (how == "under pressure")
     assert (llm.stats.times.num_replayed_steps > 10) == (how == "recorded")
     assert llm.executor.part.drafts_trees == any(word in case for word in ("tree", "runners-up"))
@@ -184,8 +204,8 @@ def test_the_device_drafts_what_the_host_would(case, how, tmp_path):
 
 
 @pytest.mark.parametrize(("case", "drafts_greedily"), [("medusa", True), ("medusa, coupled", False)])
-def test_where_rules_change_logits_coupled_chains_are_the_hosts(case, drafts_greedily, tmp_path):
-    llm = tiny_llm(config_of(case, tmp_path), verifies_all=True, device_step=True)
+def test_where_rules_change_logits_coupled_chains_are_the_hosts(case, drafts_greedily, heads):
+    llm = tiny_llm(config_of(case, heads), verifies_all=True, device_step=True)
     by_host, on_device = recorded(llm), recorded_on_device(llm)
     penalised = SamplingParams(temperature=0.9, presence_penalty=0.5, seed=1, max_tokens=12, ignore_eos=True)
     llm.generate(PROMPTS[:2], penalised, use_tqdm=False)
@@ -195,8 +215,8 @@ def test_where_rules_change_logits_coupled_chains_are_the_hosts(case, drafts_gre
 
 
 @pytest.mark.parametrize("case", ["pard", "peagle", "dflash"])
-def test_beyond_the_longest_text_of_a_network_nothing_is_drafted(case, tmp_path):
-    llm = tiny_llm(config_of(case, tmp_path) | {"max_model_len": 30}, device_step=True)
+def test_beyond_the_longest_text_of_a_network_nothing_is_drafted(case, heads):
+    llm = tiny_llm(config_of(case, heads) | {"max_model_len": 30}, device_step=True)
     seen = recorded_on_device(llm)
     llm.generate([[1, 2, 3]], SamplingParams(temperature=0, max_tokens=60, ignore_eos=True), use_tqdm=False)
     assert max(len(text) + len(draft) for text, draft in seen) == 30
