@@ -55,14 +55,18 @@ def attend(
     """
     num_kv_heads = keys.shape[1]
     linear = _places_of_blocks(block_table, block_size)
+    positions, nums_linear = rows.positions.tolist(), rows.num_linear.tolist()
     for row, slot in enumerate(rows.slots.tolist()):
         if slot < 0:
             continue
-        position = int(rows.positions[row])
+        position, num_linear = positions[row], nums_linear[row]
         first = max(num_hidden, 0 if window is None else position + 1 - window)
-        num_linear = int(rows.num_linear[row])
-        seen = torch.cat([linear[slot, :num_linear], rows.path_slots[row, : position + 1 - num_linear].long()])[first:]
-        key, value = keys[seen].float().permute(1, 2, 0), values[seen].float().transpose(0, 1)
+        seen = linear[slot, :num_linear]
+        if position + 1 > num_linear:  # a node beside a tree's first branch
+            seen = torch.cat([seen, rows.path_slots[row, : position + 1 - num_linear].long()])
+        seen = seen[first:]
+        key = keys.index_select(0, seen).float().permute(1, 2, 0)
+        value = values.index_select(0, seen).float().transpose(0, 1)
         scores = query[row].float().reshape(num_kv_heads, -1, key.shape[1]) @ key * scale  # [key heads, G, places]
         if soft_cap is not None:
             scores = soft_cap * torch.tanh(scores / soft_cap)

@@ -27,6 +27,7 @@ def sample(logits: Tensor, rows: StepRows, rules: RuleTable, token_ids: Tensor, 
         token_ids: [T] int32, written; NO_TOKEN where the largest logit is not finite.
         largest: [T] fp32, written: the largest logit, NaN where the row holds any. Padding rows are left as they are.
     """
+    noise = _noise_of_drawn(rows, rules, logits)
     for row, slot in enumerate(rows.slots.tolist()):
         if slot < 0:
             continue
@@ -35,10 +36,10 @@ def sample(logits: Tensor, rows: StepRows, rules: RuleTable, token_ids: Tensor, 
         largest[row] = highest
         if not highest.isfinite():
             token_ids[row] = NO_TOKEN
-        elif rules.temperature[slot] == 0:
-            token_ids[row] = values.argmax()
+        elif row in noise:
+            token_ids[row] = _scores(values, noise[row], rules, slot).argmax()
         else:
-            token_ids[row] = _scores(values, rows, rules, row).argmax()
+            token_ids[row] = values.argmax()
 
 
 def sample_first(logits: Tensor, rows: StepRows, rules: RuleTable, token_ids: Tensor) -> None:
@@ -51,25 +52,34 @@ def sample_first(logits: Tensor, rows: StepRows, rules: RuleTable, token_ids: Te
         token_ids: [T, count] int32, written; NO_TOKEN where fewer tokens have a chance. A greedy sequence runs no race: what
             its rows get means nothing. Padding rows are left as they are.
     """
+    noise = _noise_of_drawn(rows, rules, logits)
     for row, slot in enumerate(rows.slots.tolist()):
         if slot < 0:
             continue
         token_ids[row] = NO_TOKEN
-        if rules.temperature[slot] > 0 and logits[row].max().isfinite():
-            scores, order = _scores(logits[row], rows, rules, row).sort(descending=True, stable=True)
+        if row in noise and logits[row].max().isfinite():
+            scores, order = _scores(logits[row], noise[row], rules, slot).sort(descending=True, stable=True)
             first = order[scores > -torch.inf][: token_ids.shape[1]]
             token_ids[row, : len(first)] = first.int()
 
 
-def _scores(values: Tensor, rows: StepRows, rules: RuleTable, row: int) -> Tensor:
+def _noise_of_drawn(rows: StepRows, rules: RuleTable, logits: Tensor) -> dict[int, Tensor]:
+    """Row -> [V] fp64, what its tokens' scores get in their race, of the rows whose sequences are not greedy.
+
+    All at once: each number is exact, so the rows beside it do not matter.
+    """
+    temperatures = rules.temperature.tolist()
+    drawn = [row for row, slot in enumerate(rows.slots.tolist()) if slot >= 0 and temperatures[slot] > 0]
+    keys = row_keys(rules.seeds[rows.slots[drawn].long()], rows.positions[drawn] + 1)
+    uniform = torch.empty((len(drawn), logits.shape[1]), dtype=torch.float64, device=logits.device)
+    uniform_rows(keys, uniform)
+    return dict(zip(drawn, -log(-log(1.0 - uniform)), strict=True))
+
+
+def _scores(values: Tensor, noise: Tensor, rules: RuleTable, slot: int) -> Tensor:
     """[V] fp64: what each token of a row scores in its race; -inf where it takes no part."""
-    slot = int(rows.slots[row])
     shifted = (values - values.max()) / rules.temperature[slot]
-    kept = _kept(shifted, rules, slot)
-    key = row_keys(rules.seeds[slot : slot + 1], rows.positions[row : row + 1] + 1)
-    uniform = torch.empty((1, len(values)), dtype=torch.float64, device=values.device)
-    uniform_rows(key, uniform)
-    return (shifted.double() - log(-log(1.0 - uniform[0]))).masked_fill(~kept, -torch.inf)
+    return (shifted.double() + noise).masked_fill(~_kept(shifted, rules, slot), -torch.inf)
 
 
 def _kept(shifted: Tensor, rules: RuleTable, slot: int) -> Tensor:
