@@ -212,11 +212,12 @@ def test_pools_hold_the_latest_responses_that_fit_the_token_budget(responses, ma
 @pytest.mark.parametrize("num_salts", [1, 30])
 def test_real_memory_stays_within_the_budget_of_bytes(max_bytes, num_salts):
     source = random.Random(0)
+    responses = [[source.randrange(50_000) for _ in range(source.choice([5, 300, 1000]))] for _ in range(300)]
     response_pools(vocab_size=50_000).add([1], "0")  # what is made at the first use is not the pools'
     with bytes_kept() as kept:
         pools = response_pools(max_bytes=max_bytes, vocab_size=50_000)
-        for i in range(300):
-            pools.add([source.randrange(50_000) for _ in range(source.choice([5, 300, 1000]))], str(i % num_salts))
+        for i, response in enumerate(responses):
+            pools.add(response, str(i % num_salts))
             if i % 10 == 0:
                 assert kept() - 4_000 <= pools.num_bytes <= max_bytes, "besides the pools and the loop's own objects"
     assert pools.num_bytes > max_bytes / 3

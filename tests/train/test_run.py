@@ -84,7 +84,7 @@ def test_a_run_that_is_interrupted_in_each_stage_ends_in_a_head_that_drafts(tmp_
 
 @needs_kernels
 def test_a_head_is_trained_further_with_its_vocabulary_and_may_be_stored_in_int8(tmp_path):
-    first = settings(tmp_path, stored_as="int8")
+    first = settings(tmp_path, count=20, epochs=2.0, stored_as="int8")
     TrainingRun(first, lambda found: None).go()
     config = json.loads((first.output / "config.json").read_text())
     assert config["quantization_config"]["quant_method"] == "compressed-tensors"
@@ -103,7 +103,7 @@ def test_a_head_is_trained_further_with_its_vocabulary_and_may_be_stored_in_int8
 def test_features_that_are_kept_change_no_bit_of_the_head_and_are_thrown_away(tmp_path):
     heads = []
     for keep in (False, True):
-        asked = replace(settings(tmp_path), keep_features=keep, output=tmp_path / str(keep))
+        asked = replace(settings(tmp_path, count=20, epochs=2.0), keep_features=keep, output=tmp_path / str(keep))
         with pytest.raises(TornDownError):
             TrainingRun(asked, stop_in("mask")).go()
         assert (asked.output / "training" / "features").exists() is keep
