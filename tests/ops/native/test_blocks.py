@@ -89,6 +89,20 @@ def test_the_smallest_rows_have_the_same_bits_whatever_rows_are_beside_them(kern
 
 @every_level
 @every_block_format
+@pytest.mark.parametrize("exponent", [-101, -100, -99, 120])
+def test_one_row_has_the_bits_that_it_has_among_others_however_small_or_large(kernels, name, exponent):
+    weight = tame_blocks(name, 40, 512)
+    x = torch.randn(5, 512, generator=generator(exponent)).bfloat16()
+    x = torch.where(x.abs() < 1, x.sign(), x).float() * 2.0**exponent  # multiples of the smallest
+    x[:, 7] = 0.0
+    linear = packed(kernels, weight)
+    whole = linear(x)
+    for row in range(5):
+        assert same_bits(linear(x[row : row + 1]), whole[row : row + 1])
+
+
+@every_level
+@every_block_format
 @pytest.mark.parametrize("rounds_rows", [False, True])
 def test_no_rows_give_nothing_and_many_have_the_bits_of_one(kernels, name, rounds_rows):
     linear = packed(kernels, tame_blocks(name, 40, 256), rounds_rows=rounds_rows)

@@ -158,6 +158,39 @@ class Matrices {
     static inline thread_local int64_t rows_ = 0, steps_ = 0;
 };
 
+// One row may be multiplied without matrix registers, to the same bits: even inputs and odd ones are summed up each for
+// themselves. Its inputs are widened to fp32 before.
+struct WideInput {
+    float value;
+};
+
+// Whether no sum of products of these inputs with whole numbers lies below fp32's normal numbers, all of which the registers take
+// for zero: inputs of 2^-100 and more are multiples of 2^-107, and so are such sums.
+inline bool have_normal_sums(const bf16* row, int64_t inputs) {
+    constexpr uint16_t least = 27 << 7, magnitude = 0x7fff;
+    bool all = true;
+    for (int64_t i = 0; i < inputs; ++i) all &= (row[i] & magnitude) == 0 || (row[i] & magnitude) >= least;
+    return all;
+}
+
+inline void widen_row(const bf16* row, int64_t inputs, WideInput* out) {
+    for (int64_t i = 0; i < inputs; ++i) out[i].value = widen(row[i]);
+}
+
+struct SplitSum {
+    F16 even, odd;
+};
+inline SplitSum sum_for(const WideInput*) { return {zero(), zero()}; }
+inline F16 total_of(SplitSum sum) { return sum.even + sum.odd; }
+
+inline SplitSum splat_pair(const WideInput* p) { return {splat(p[0].value), splat(p[1].value)}; }
+inline SplitSum dot(SplitSum sum, Pairs weights, SplitSum inputs) {
+    const __m512i bits = (__m512i)weights.v;
+    const F16 even = {_mm512_castsi512_ps(_mm512_slli_epi32(bits, 16))};
+    const F16 odd = {_mm512_castsi512_ps(_mm512_and_si512(bits, _mm512_set1_epi32(static_cast<int>(0xffff0000))))};
+    return {fma(even, inputs.even, sum.even), fma(odd, inputs.odd, sum.odd)};
+}
+
 // Calls visit(has_more) with what `Matrices` is to know of the rows.
 template <class Visit>
 void with_more(int64_t num_rows, const Visit& visit) {

@@ -229,8 +229,9 @@ struct AheadOfStep {
 };
 
 // Rows that a tile is multiplied by at once, with the sums of their groups if the format has offsets: [Rows, groups].
+template <class Value = RowInput>
 struct BlockRows {
-    const RowInput* values;
+    const Value* values;
     const float* group_sums;
     int64_t inputs;
     bool are_divided;  // for codes that are multiplied where they lie, on AVX2
@@ -243,6 +244,10 @@ inline bool fetches_past_second_cache() {
     constexpr int few_rows = 4;
     return Reader::kReadsOnce && Rows <= few_rows && kFetchesPastSecondCache;
 }
+
+// What a group's products are summed up in, for a row of such inputs and sixteen outputs, and what they come to.
+inline F16 sum_for(const RowInput*) { return zero(); }
+inline F16 total_of(F16 sum) { return sum; }
 
 // Keeps the compiler from holding values in registers from here on, of which there are not enough for those of a group beside
 // the totals of more rows than this.
@@ -258,13 +263,13 @@ inline void keep_in_memory(float* values) {
 
 // One register tile: sums [Rows, 32]. (A row's address is that of every third row and once or twice the distance of rows,
 // which processors add up as they read.)
-template <int Group, bool has_offsets, int Rows, class Reader, class SomeScales>
-void multiply_block_tile(const Reader& reader, const uint8_t* unit, SomeScales scales, const BlockRows& rows, AheadOfStep ahead,
-                         float* sums) {
+template <int Group, bool has_offsets, int Rows, class Reader, class SomeScales, class Value>
+void multiply_block_tile(const Reader& reader, const uint8_t* unit, SomeScales scales, const BlockRows<Value>& rows,
+                         AheadOfStep ahead, float* sums) {
     constexpr int quads = kUnitSteps / kQuadSteps, group_quads = Group / 2 / kQuadSteps;
     constexpr int fetch_steps = Reader::kBits < 8 ? 8 / Reader::kBits : 1;  // in which a cache line is read
     const int64_t inputs = rows.inputs;
-    const RowInput* values = rows.values;
+    const Value* values = rows.values;
     const float* group_sums = rows.group_sums;
     alignas(kCacheLine) float own_scales[2 * kTile];
     for (int i = 0; i < Rows * kTile; i += kLanes) store(sums + i, zero());
@@ -272,12 +277,12 @@ void multiply_block_tile(const Reader& reader, const uint8_t* unit, SomeScales s
         ahead.begin_unit(i);
         for (int first_quad = 0; first_quad < quads; first_quad += group_quads) {
             const float* scale = scales.next(own_scales);
-            F16 own[Rows][2];
+            decltype(sum_for(values)) own[Rows][2];
 #pragma GCC unroll 12
-            for (int r = 0; r < Rows; ++r) own[r][0] = own[r][1] = zero();
+            for (int r = 0; r < Rows; ++r) own[r][0] = own[r][1] = sum_for(values);
             for (int place = 0; place < group_quads; ++place, values += 2 * kQuadSteps) {
                 const auto quad = reader.quad(unit, first_quad + place);
-                const RowInput* every_third[(Rows + 2) / 3];
+                const Value* every_third[(Rows + 2) / 3];
 #pragma GCC unroll 4
                 for (int r = 0; r < Rows; r += 3) {
                     every_third[r / 3] = values + r * inputs;
@@ -309,7 +314,7 @@ void multiply_block_tile(const Reader& reader, const uint8_t* unit, SomeScales s
 #pragma GCC unroll 2
                 for (int half = 0; half < 2; ++half) {
                     float* sum = sums + r * kTile + half * kLanes;
-                    F16 total = fma(own[r][half], own_scale[half], load(sum));
+                    F16 total = fma(total_of(own[r][half]), own_scale[half], load(sum));
                     if constexpr (has_offsets) total = fma(group_sum, own_offset[half], total);
                     store(sum, total);
                 }
@@ -354,7 +359,7 @@ constexpr RegisterTiles kBlockTiles{kRowsOfMatrices, kMatrixRows};
 
 // Rows times a tile by AMX: sums [num_rows, 32].
 template <int Group, bool has_offsets, bool has_more, class Reader>
-void multiply_block_matrices(const Reader& reader, const uint8_t* unit, const float* scales, const BlockRows& rows,
+void multiply_block_matrices(const Reader& reader, const uint8_t* unit, const float* scales, const BlockRows<>& rows,
                              int64_t num_rows, AheadOfStep ahead, float* sums) {
     constexpr int quads = kUnitSteps / kQuadSteps, groups_of_unit = kUnitInputs / Group;
     constexpr int fetch_steps = Reader::kBits < 8 ? 8 / Reader::kBits : 1;  // in which a cache line is read
@@ -425,7 +430,7 @@ void multiply_block_matrices(const Reader& reader, const uint8_t* unit, const fl
 // Rows times a tile whose codes, or values, are `unit`. Of values the header has been read to `scales`.
 template <int Group, bool has_offsets, class Reader>
 [[gnu::noinline]] void multiply_block_rows(const Reader& reader, const uint8_t* unit, HeaderReader<Group, has_offsets> header, float* scales,
-                                           const BlockRows& rows, int64_t num_rows, AheadOfStep ahead, float* sums) {
+                                           const BlockRows<>& rows, int64_t num_rows, AheadOfStep ahead, float* sums) {
     if constexpr (!std::is_same_v<Reader, ValueReader>) read_header(header, rows.inputs, scales);
     with_more(num_rows, [&](auto has_more) {
         multiply_block_matrices<Group, has_offsets, has_more()>(reader, unit, scales, rows, num_rows, ahead, sums);
@@ -438,7 +443,7 @@ constexpr RegisterTiles kBlockTiles{kRowsOfWholeTiles, kRowsOfHalfTiles};
 
 // A register tile of values: half of the outputs, then the others.
 template <int Group, bool has_offsets, int Rows>
-[[gnu::noinline]] void multiply_value_tile(const bf16* weights, const float* scales, const BlockRows& rows, AheadOfStep ahead, float* sums) {
+[[gnu::noinline]] void multiply_value_tile(const bf16* weights, const float* scales, const BlockRows<>& rows, AheadOfStep ahead, float* sums) {
     const int64_t inputs = rows.inputs, groups = inputs / Group;
     const float* group_sums = rows.group_sums;
     LinesAhead lines(ahead.data);
@@ -481,7 +486,7 @@ inline void divide_by_places(RowInput* inputs, int64_t count) {
 // A register tile of such codes and one or two rows, whose inputs `divide_by_places` has divided.
 template <int Group, bool has_offsets, int Rows, class Reader>
 [[gnu::noinline]] void multiply_counted_tile(const Reader& reader, const uint8_t* unit, const float* scale,
-                                             const BlockRows& rows, AheadOfStep ahead, float* sums) {
+                                             const BlockRows<>& rows, AheadOfStep ahead, float* sums) {
     constexpr int quads = kUnitSteps / kQuadSteps, group_quads = Group / 2 / kQuadSteps, parts = kTile / 8;
     const int64_t inputs = rows.inputs, groups = inputs / Group;
     const float *values = &rows.values->value, *group_sums = rows.group_sums;
@@ -535,7 +540,7 @@ template <int Group, bool has_offsets, int Rows, class Reader>
 // Rows times a tile whose codes, or values, are `unit`. Of values the header has been read to `scales`.
 template <int Group, bool has_offsets, class Reader>
 void multiply_block_rows(const Reader& reader, const uint8_t* unit, HeaderReader<Group, has_offsets> header, float* scales,
-                         const BlockRows& rows, int64_t num_rows, AheadOfStep ahead, float* sums) {
+                         const BlockRows<>& rows, int64_t num_rows, AheadOfStep ahead, float* sums) {
     if constexpr (std::is_same_v<Reader, ValueReader>) {
         with_count<kBlockTiles.of_values>(num_rows, [&](auto height) {
             multiply_value_tile<Group, has_offsets, height()>(reinterpret_cast<const bf16*>(unit), scales, rows, ahead, sums);
@@ -558,7 +563,7 @@ constexpr RegisterTiles kBlockTiles = kVectorTiles;
 // Rows times a tile whose codes, or values, are `unit`. Of values the header has been read to `scales`.
 template <int Group, bool has_offsets, class Reader>
 void multiply_block_rows(const Reader& reader, const uint8_t* unit, HeaderReader<Group, has_offsets> header, float* scales,
-                         const BlockRows& rows, int64_t num_rows, AheadOfStep ahead, float* sums) {
+                         const BlockRows<>& rows, int64_t num_rows, AheadOfStep ahead, float* sums) {
     constexpr bool reads_values = std::is_same_v<Reader, ValueReader>;
     with_count<reads_values ? kBlockTiles.of_values : kBlockTiles.of_codes>(num_rows, [&](auto height) {
         if constexpr (reads_values)
@@ -680,6 +685,9 @@ inline void multiply_some_blocks(const BlockTiles& tiles, const bf16* rows, int6
             sum_groups(rows + row * inputs, inputs, layout.group, scratch.group_sums + row * groups);
 #if defined(__AMX_BF16__)
     const Matrices until_all_are_done;
+    auto* wide_row = reinterpret_cast<WideInput*>(scratch.wide);
+    const bool uses_vectors = num_rows == 1 && have_normal_sums(rows, inputs);
+    if (uses_vectors) widen_row(rows, inputs, wide_row);
 #endif
     const RowInput* row_values = row_inputs(rows, num_rows * inputs, scratch.inputs);
     bool are_divided = false;
@@ -693,7 +701,13 @@ inline void multiply_some_blocks(const BlockTiles& tiles, const bf16* rows, int6
     with_reader(tiles.storage, values, [&](const auto& reader, auto group, auto has_offsets) {
         using Header = HeaderReader<group(), has_offsets()>;
         const auto multiply = [&](int64_t from, int64_t count, const uint8_t* header, const uint8_t* units, AheadOfStep ahead) {
-            const BlockRows block{row_values + from * inputs, scratch.group_sums + from * groups, inputs, are_divided};
+            const float* group_sums = scratch.group_sums + from * groups;
+#if defined(__AMX_BF16__)
+            if (uses_vectors)
+                return multiply_block_tile<group(), has_offsets(), 1>(
+                    reader, units, Header(tiles, header), BlockRows<WideInput>{wide_row, group_sums, inputs, false}, ahead, scratch.sums);
+#endif
+            const BlockRows<> block{row_values + from * inputs, group_sums, inputs, are_divided};
             const auto multiply_by = [&](const auto& source, const uint8_t* unit) {
                 multiply_block_rows(source, unit, Header(tiles, header), scratch.scales, block, count, ahead, scratch.sums);
             };
