@@ -145,7 +145,15 @@ STATEFUL = ("eagle", "eagle3")
 """Kinds whose drawn drafts are looked at, for all that are written token by token."""
 
 
-every_kind = pytest.mark.parametrize("kind", KINDS)
+def case_of(kind, *others):
+    """One of a test's cases; that of a kind that takes more steps than all others runs with the slow ones.
+
+    P-EAGLE's faults are those of eagle3, pard and dflash, which all runs look for.
+    """
+    return pytest.param(kind, *others, marks=pytest.mark.slow if kind == "peagle" else ())
+
+
+every_kind = pytest.mark.parametrize("kind", [case_of(kind) for kind in KINDS])
 
 
 class Bench:
@@ -195,7 +203,7 @@ def test_a_trained_head_is_accepted(kind, bench):
     assert acceptance(bench.llm(kind), KINDS[kind].prompts) >= FLOOR
 
 
-@pytest.mark.parametrize(("kind", "fault"), [(kind, fault) for kind in KINDS for fault in KINDS[kind].faults])
+@pytest.mark.parametrize(("kind", "fault"), [case_of(kind, fault) for kind in KINDS for fault in KINDS[kind].faults])
 def test_with_a_fault_it_is_not(kind, fault, bench, monkeypatch):
     head = KINDS[kind].faults[fault](monkeypatch, bench.head(kind))
     assert acceptance(bench.llm(kind, head=head), KINDS[kind].prompts) < FALLEN
