@@ -168,7 +168,7 @@ def test_the_report_says_what_the_choice_was_worth():
     control = AdaptiveLength(8)
     assert control.report() is None
     load = {"rates": (0.9,), "batch_size": 1, "row_seconds": 0.0004}
-    measured = simulate(control, **load)
+    measured = simulate(control, **load, learns=True)
     plain = simulate(FixedLength(num_speculative_tokens=0), **load)
     report = control.report()
     assert report.tokens_per_second == pytest.approx(measured, rel=0.1)
