@@ -58,7 +58,7 @@ def stop_in(stage):
 def test_a_run_that_is_interrupted_in_each_stage_ends_in_a_head_that_drafts(tmp_path):
     excluded = tmp_path / "evaluation.txt"
     excluded.write_text("one two three four five six seven eight nine")
-    asked = settings(tmp_path, exclude=(excluded,), verifier="org/name")
+    asked = settings(tmp_path, count=32, epochs=2.0, exclude=(excluded,), verifier="org/name")
     for stage in ("write", "mask", "train", "measure", "package"):
         with pytest.raises(TornDownError):
             TrainingRun(asked, stop_in(stage)).go()
