@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from hypothesis import example, given, settings
@@ -70,7 +68,6 @@ SAMPLING = [
     SamplingParams(temperature=0, max_tokens=14, speculation={"num_speculative_tokens": 4}),
     SamplingParams(temperature=1.0, seed=4, max_tokens=14, speculation={"num_speculative_tokens": 1}),
 ]
-SHORTER = [replace(one, max_tokens=one.max_tokens - 4) for one in SAMPLING]
 
 
 class Seen:
@@ -111,15 +108,15 @@ def assert_same_drafts(config, sampling, **settings):
 @pytest.mark.parametrize("method", ["greedy", "coupled"])
 @pytest.mark.parametrize("case", TREES)
 def test_trees_are_those_of_the_hosts_writer(case, method):
-    found, llm = assert_same_drafts(TREES[case] | {"draft_sample_method": method}, SHORTER)
-    assert sum(map(len, found.values())) > 140
+    found, llm = assert_same_drafts(TREES[case] | {"draft_sample_method": method}, SAMPLING)
+    assert sum(map(len, found.values())) > 200
     assert llm.stats.num_failed_drafts == 0
 
 
 @pytest.mark.parametrize("case", DYNAMIC)
 def test_dynamic_trees_are_those_of_the_hosts_writer(case):
-    found, llm = assert_same_drafts(DYNAMIC[case], SHORTER)
-    assert sum(map(len, found.values())) > 100
+    found, llm = assert_same_drafts(DYNAMIC[case], SAMPLING)
+    assert sum(map(len, found.values())) > 150
     assert len({len(nodes) for nodes in found.values()}) > 1, "requests, and the ends of texts, limit them"
     assert llm.stats.num_failed_drafts == 0
 

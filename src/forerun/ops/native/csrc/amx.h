@@ -158,11 +158,8 @@ class Matrices {
     static inline thread_local int64_t rows_ = 0, steps_ = 0;
 };
 
-// One row may be multiplied without matrix registers, to the same bits: even inputs and odd ones are summed up each for
-// themselves. Its inputs are widened to fp32 before.
-struct WideInput {
-    float value;
-};
+// One row, widened to fp32, may be multiplied without matrix registers, to the same bits: even inputs and odd ones are summed up
+// each for themselves.
 
 // Whether no sum of products of these inputs with whole numbers lies below fp32's normal numbers, all of which the registers take
 // for zero: inputs of 2^-100 and more are multiples of 2^-107, and so are such sums.
@@ -171,10 +168,6 @@ inline bool have_normal_sums(const bf16* row, int64_t inputs) {
     bool all = true;
     for (int64_t i = 0; i < inputs; ++i) all &= (row[i] & magnitude) == 0 || (row[i] & magnitude) >= least;
     return all;
-}
-
-inline void widen_row(const bf16* row, int64_t inputs, WideInput* out) {
-    for (int64_t i = 0; i < inputs; ++i) out[i].value = widen(row[i]);
 }
 
 struct SplitSum {

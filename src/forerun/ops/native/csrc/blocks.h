@@ -687,7 +687,7 @@ inline void multiply_some_blocks(const BlockTiles& tiles, const bf16* rows, int6
     const Matrices until_all_are_done;
     auto* wide_row = reinterpret_cast<WideInput*>(scratch.wide);
     const bool uses_vectors = num_rows == 1 && have_normal_sums(rows, inputs);
-    if (uses_vectors) widen_row(rows, inputs, wide_row);
+    if (uses_vectors) widen_inputs(rows, inputs, wide_row);
 #endif
     const RowInput* row_values = row_inputs(rows, num_rows * inputs, scratch.inputs);
     bool are_divided = false;

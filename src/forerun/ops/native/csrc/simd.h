@@ -57,6 +57,11 @@ constexpr bool kFetchesPastSecondCache = true;
 // Fetches a line past the first cache, which is full of what is read again and again. (On AMD's Zen 5 such lines come late.)
 [[gnu::always_inline]] inline void fetch_into_second_cache(const void* line) { __builtin_prefetch(line, 0, 2); }
 
+// A number of bf16, in fp32: an instruction that reads one fills a register with it.
+struct WideInput {
+    float value;
+};
+
 #if defined(__AVX512F__)
 
 constexpr int kMaxRows = 12;  // rows of a register tile: 12 x 2 accumulators of 32 registers
@@ -286,10 +291,7 @@ inline WidePairs splat_pair(const bf16* p) {
     const __m256i pairs = _mm256_set1_epi32(pair);
     return {{even_of(pairs), even_of(pairs)}, {odd_of(pairs), odd_of(pairs)}};
 }
-// A number of bf16, in fp32, as rows are multiplied: an instruction that reads one fills a register with it.
-struct RowInput {
-    float value;
-};
+using RowInput = WideInput;  // as rows are multiplied
 inline void store(RowInput* p, F16 x) {  // rounded to bf16
     store(&p->value, {_mm256_castsi256_ps(_mm256_slli_epi32(rounded_bits(x.a), 16)),
                       _mm256_castsi256_ps(_mm256_slli_epi32(rounded_bits(x.b), 16))});
@@ -491,6 +493,12 @@ inline F16 load_nibbles(const uint8_t* p, int high) {
 
 #endif
 
+inline void widen_inputs(const bf16* rows, int64_t count, WideInput* out) {
+    int64_t i = 0;
+    for (; i + kLanes <= count; i += kLanes) store(&out[i].value, load(rows + i));
+    for (; i < count; ++i) out[i].value = widen(rows[i]);
+}
+
 // `row_inputs` gives `count` numbers of bf16 as they are multiplied: they themselves, or what it writes to memory, of which it
 // needs `row_input_bytes`.
 #if defined(__AVX2__) && !defined(__AVX512F__)
@@ -499,9 +507,7 @@ inline int64_t row_input_bytes(int64_t count) { return (count + kLanes - 1) / kL
 
 inline const RowInput* row_inputs(const bf16* rows, int64_t count, uint8_t* memory) {
     auto* inputs = reinterpret_cast<RowInput*>(memory);
-    int64_t i = 0;
-    for (; i + kLanes <= count; i += kLanes) store(&inputs[i].value, load(rows + i));
-    for (; i < count; ++i) inputs[i].value = widen(rows[i]);
+    widen_inputs(rows, count, inputs);
     return inputs;
 }
 
