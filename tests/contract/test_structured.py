@@ -77,7 +77,7 @@ def test_complete_texts_match_and_others_are_cut_by_length():
             assert reason == "length" or matches(text, sampling.structured_outputs), text
     assert set(reasons) <= {"stop", "length"}
     assert reasons["stop"] > 0.8 * reasons.total()
-    assert len({completions[0][0] for completions in plainly()}) > 0.65 * COUNT
+    assert len({completions[0][0] for completions in plainly()}) > 24 / 36 * COUNT
 
 
 @pytest.fixture(params=[*CASES, "oracle-tree"])
@@ -96,7 +96,7 @@ def test_any_drafter_gives_the_bits_of_plain_decoding(config):
     assert engine_of(llm).scheduler.num_preemptions > 0, "the memory was meant to be too small"
     forced = llm.stats.speculation.by_drafter.get("grammar")
     if llm.speculative.num_speculative_tokens:
-        assert forced.num_accepted_tokens > 1.6 * COUNT
+        assert forced.num_accepted_tokens > 60 / 36 * COUNT
     else:
         assert forced is None
     assert_nothing_is_held(llm)
