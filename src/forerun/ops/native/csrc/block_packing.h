@@ -44,7 +44,8 @@ inline void or_bits(const uint8_t* packed, int count, int width, int to, uint8_t
 
 // A bit for each of 32 codes, eight to a byte: their fifth.
 inline void or_fifth_bits(const uint8_t* packed, uint8_t* codes) {
-    for (int i = 0; i < 32; ++i) codes[i] |= static_cast<uint8_t>((packed[i / 8] >> i % 8 & 1) << 4);
+    for (int byte = 0; byte < 4; ++byte)
+        for (int i = 0; i < 8; ++i) codes[8 * byte + i] |= static_cast<uint8_t>((packed[byte] >> i & 1) << 4);
 }
 
 // Eight 6-bit steps of scales and eight of minima in 12 bytes.
@@ -174,8 +175,8 @@ inline void pack_block_tile(const BlockTiles& tiles, const uint8_t* blocks, int6
             for (int lane = 0; lane < num_outputs; ++lane) {
                 split_block(tiles.storage, blocks + lane * output_bytes + index * size.bytes, block);
                 put_scales(layout, block, tiles.inputs, index, lane, out);
-                for (int i = 0; i < size.weights; ++i)
-                    codes[(first + i) / 2 * kStepWeights + 2 * lane + i % 2] = block.codes[i];
+                for (int i = 0; i < size.weights; i += 2)
+                    std::memcpy(codes + (first + i) / 2 * kStepWeights + 2 * lane, block.codes + i, 2);
             }
         }
         for (int i = 0; i < width; i += kUnitInputs, unit += unit_bytes(layout.bits()))

@@ -279,8 +279,9 @@ EXPORT int32_t forerun_pack_blocks(int32_t storage, const uint8_t* blocks, int64
         const BlockTiles packed{out, inputs, storage};
         const BlockSize size = block_size(storage);
         const int64_t tiles = (outputs + kTile - 1) / kTile, output_bytes = inputs / size.weights * size.bytes;
-        team.run([&](int member) {
-            for (int64_t tile = team.share(tiles, member); tile < team.share(tiles, member + 1); ++tile)
+        std::atomic<int64_t> next{0};  // not shared out evenly: a tokenizer may be built on one of the cores
+        team.run([&](int) {
+            for (int64_t tile; (tile = next++) < tiles;)
                 pack_block_tile(packed, blocks + tile * kTile * output_bytes, std::min<int64_t>(kTile, outputs - tile * kTile),
                                 out + tile * tile_bytes);
         });
@@ -677,8 +678,11 @@ EXPORT int32_t forerun_find_merges(const uint32_t* codes, const int64_t* ends, c
         const merging::WordTable table(words);
         std::vector<merging::Parts> of_member;
         for (int member = 0; member < team.size(); ++member) of_member.emplace_back(words, table, longest);
+        constexpr int64_t at_once = 1 << 10;
+        std::atomic<int64_t> next{0};  // not shared out evenly: weights may be packed on one of the cores
         team.run([&](int member) {
-            merging::find_last_merges(words, of_member[member], team.share(count, member), team.share(count, member + 1), parts);
+            for (int64_t first; (first = next.fetch_add(at_once)) < count;)
+                merging::find_last_merges(words, of_member[member], first, std::min(count, first + at_once), parts);
         });
     });
 }
