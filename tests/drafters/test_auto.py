@@ -9,13 +9,16 @@ import pytest
 import torch
 
 from forerun import LLM
+from forerun.build import load_target
+from forerun.config.settings import EngineSettings
 from forerun.config.speculative_config import resolve_speculative
 from forerun.core.sampling_params import SamplingParams
 from forerun.drafters.auto import DEFAULT_MEMORY
 from forerun.drafters.priced import HOPE
 from forerun.errors import ConfigError
 from forerun.models import shipped_heads
-from forerun.models.shipped_heads import TARGET_FILE, HeadTarget
+from forerun.models.shipped_heads import TARGET_FILE, HeadTarget, find_shipped_head
+from forerun.ops.native.formats import WEIGHT_FORMATS
 from forerun.train.copied_block import begin_from_block
 from forerun.train.packaging import save_head
 from tests.contract.drafters import BadDrafter
@@ -25,7 +28,6 @@ from tests.native import needs_kernels
 from tests.stand_in import VOCAB_SIZE
 from tests.tiny_models import save_tiny_model
 from tests.tiny_tokenizer import save_tiny_tokenizer
-from tests.train.target_folder import chat_model, chat_model_folder
 
 IN_BLOCKS = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
 PROMPT = {"prompt_token_ids": [1, 2, 3, 4, 1, 2, 3, 4, 1, 2]}
@@ -172,26 +174,50 @@ def test_hidden_states_are_not_saved_by_the_way():
         resolve_speculative("auto", storage())
 
 
-@needs_kernels
-def test_a_head_that_comes_with_forerun_drafts_without_being_asked_for(monkeypatch, tmp_path):
-    heads, target = tmp_path / "heads", chat_model()
-    content, tensors = begin_from_block(target, torch.arange(0, 264, 2), seed=0)
-    save_head(heads / "one", content, tensors, layout="specforge", target=chat_model_folder(), stored_as="int8")
+@pytest.fixture
+def shipped(folder, monkeypatch, tmp_path):
+    """A head that comes with forerun, for the model in `folder`."""
+    heads = tmp_path / "heads"
+    target = load_target(folder, EngineSettings(model=str(folder), dtype="float32"), torch.device("cpu"))
+    content, tensors = begin_from_block(target, torch.arange(0, VOCAB_SIZE, 2), seed=0)
+    save_head(heads / "one", content, tensors, layout="specforge", target=folder, stored_as="int8")
     made_for = HeadTarget.of(target, title="Small")
     (heads / "one" / TARGET_FILE).write_text(json.dumps(made_for.to_json()))
     monkeypatch.setattr(shipped_heads, "FOLDER", heads)
-    config = {"method": "auto", "auto_memory": 100}
-    llm, plain = (LLM(str(chat_model_folder()), max_model_len=128, speculative_config=c) for c in (config, None))
-    chosen = {choice.method: choice for choice in llm.drafter_choices()}["trained head"]
-    assert (chosen.is_used, chosen.why) == (True, "the head for Small that comes with forerun")
+    return find_shipped_head(target)
+
+
+def head_choice(llm):
+    return {choice.method: choice for choice in llm.drafter_choices()}["trained head"]
+
+
+@needs_kernels
+@pytest.mark.parametrize(("dtype", "bits"), [("bfloat16", "int8"), ("bfloat16", "int4"), ("float32", None)])
+def test_a_head_that_comes_with_forerun_drafts_unasked_in_the_bits_that_memory_has_room_for(
+    shipped, folder, dtype, bits
+):
+    need = shipped.num_bytes(WEIGHT_FORMATS[bits]) if bits else 4 * shipped.num_weights
+    plain = LLM(folder, dtype=dtype, max_model_len=128, speculative_config=None)
+    llm = auto(folder, auto_memory=(need + 1) / plain.executor.model.weight_bytes, dtype=dtype)
+    chosen = head_choice(llm)
+    said = f"the head for Small that comes with forerun{', in 4 bits' if bits == 'int4' else ''}"
+    assert (chosen.is_used, chosen.why, chosen.num_bytes) == (True, said, need)
     params = SamplingParams(temperature=1.0, seed=3, max_tokens=40)
     found, expected = (
         one.generate([[5, 6, 7]], params, use_tqdm=False)[0].outputs[0].token_ids for one in (llm, plain)
     )
     assert found == expected
-    assert llm.executor.drafting.drafter._model._added.expected(0.0)[0].added != pytest.approx(HOPE), (
-        "it was compared with the text"
-    )
-    too_little = LLM(str(chat_model_folder()), max_model_len=128, speculative_config={"method": "auto"})
-    refused = {choice.method: choice for choice in too_little.drafter_choices()}["trained head"]
-    assert "allow it with auto_memory=" in refused.why
+    model = llm.executor.drafting.drafter._model
+    assert model._added.expected(0.0)[0].added != pytest.approx(HOPE), "it was compared with the text"
+    if bits:
+        (layer,) = model.guarded.drafter._predictor._head._layers.layers
+        assert {weight.format.name for weight in layer.weights.values()} == {"Q4_1" if bits == "int4" else bits}
+
+
+@needs_kernels
+def test_a_head_that_no_bits_make_small_enough_is_refused_with_the_memory_that_it_takes(shipped, folder):
+    refused = head_choice(auto(folder, auto_memory=0.01))
+    assert not refused.is_used
+    allowed = float(re.search(r"allow it with auto_memory=([\d.]+)", refused.why)[1])
+    assert head_choice(auto(folder, auto_memory=allowed)).is_used
+    assert not head_choice(auto(folder, auto_memory=allowed - 0.02)).is_used

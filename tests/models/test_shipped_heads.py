@@ -9,7 +9,8 @@ import torch
 
 from forerun.build import load_target
 from forerun.config.settings import EngineSettings
-from forerun.models.shipped_heads import FOLDER, TARGET_FILE, HeadTarget, find_shipped_head
+from forerun.models.shipped_heads import FOLDER, TARGET_FILE, HeadTarget, ShippedHead, find_shipped_head
+from forerun.ops.native.formats import WEIGHT_FORMATS
 from tests.native import needs_kernels
 from tests.stand_in import save_stand_in
 
@@ -22,7 +23,8 @@ def keep(folder, made_for):
     """Keep a head's description as it is shipped."""
     (folder / "one").mkdir(parents=True)
     (folder / "one" / TARGET_FILE).write_text(json.dumps(made_for.to_json()))
-    (folder / "one" / "model.safetensors").write_bytes(b"12345")
+    (folder / "one" / "config.json").write_text(json.dumps({"draft_vocab_size": 10, "hidden_size": 32}))
+    (folder / "one" / "model.safetensors").write_bytes(bytes(960))
 
 
 @needs_kernels
@@ -31,7 +33,13 @@ def test_a_target_is_known_again_in_fewer_bits(tmp_path):
     keep(tmp_path / "heads", HeadTarget.of(load(folder), title="Small"))
     for quantization in (None, "int8"):
         found = find_shipped_head(load(folder, quantization=quantization), within=tmp_path / "heads")
-        assert (found.title, found.num_bytes) == ("Small", 5)
+        assert (found.title, found.num_weights, found.num_output_weights) == ("Small", 960, 320)
+
+
+def test_the_output_of_a_head_in_4_bits_takes_8():
+    head = ShippedHead(folder=FOLDER, num_weights=9600, num_output_weights=3200, title="Small")
+    assert head.num_bytes(WEIGHT_FORMATS["int8"]) == 9600
+    assert head.num_bytes(WEIGHT_FORMATS["int4"]) == 6400 * 5 / 8 + 3200 * 8.5 / 8
 
 
 def test_another_target_gets_none(tmp_path):
@@ -49,3 +57,12 @@ def test_what_is_shipped_is_small_and_says_where_it_comes_from():
         if (folder / TARGET_FILE).exists():
             assert (folder / "model.safetensors").stat().st_size < 12_000_000
             assert "Apache-2.0" in (folder / "README.md").read_text()
+
+
+def test_whatever_is_shipped_may_be_kept_in_4_bits():
+    """They take 32 inputs together; `auto` falls back to them."""
+    for folder in FOLDER.glob("*/"):
+        if (folder / TARGET_FILE).exists():
+            config = json.loads((folder / "config.json").read_text())
+            heads = config["num_attention_heads"] * config["head_dim"]
+            assert all(width % 32 == 0 for width in (config["hidden_size"], config["intermediate_size"], heads))

@@ -41,7 +41,7 @@ from forerun.models.decoder import Decoder
 from forerun.models.model_folder import find_gguf
 from forerun.models.mtp_layout import find_layout
 from forerun.models.packing import fits_blocks
-from forerun.models.shipped_heads import find_shipped_head
+from forerun.models.shipped_heads import ShippedHead, find_shipped_head
 from forerun.ops.native.formats import WEIGHT_FORMATS
 from forerun.ops.native.structs import MOST_RUNNERS_UP
 
@@ -151,7 +151,8 @@ class AutoConfig:
         """See `BuildsWithHead`."""
         assert isinstance(before, AutoDrafter), "the drafter before was built from these settings"
         own = None if self.drafter is None else self.drafter[1]
-        config = replace(own, model=str(folder)) if isinstance(own, EagleConfig) else _head_config(folder, target)
+        bits = "int8" if _computes_few_bits(target.itself) else None
+        config = replace(own, model=str(folder)) if isinstance(own, EagleConfig) else _head_config(folder, bits)
         return AutoDrafter(before.lookup, _priced(HEAD, config, target))
 
     def choices(self, target: TargetInfo) -> list[Choice]:
@@ -193,9 +194,9 @@ class AutoConfig:
         shipped = None if target.loaded is None else find_shipped_head(target.loaded)
         if target.loaded is None or shipped is None:
             return Choice(HEAD, False, "none is known for this target; name one with the key 'drafter'")
-        need = int(shipped.num_bytes * (1 if _computes_int8(target.loaded) else target.loaded.model.dtype.itemsize))
-        weights = target.loaded.model.weight_bytes
-        return self._affordable(HEAD, need, budget, f"the head for {shipped.title} that comes with forerun", weights)
+        bits, need = _bits_of_head(shipped, target.loaded, budget)
+        what = f"the head for {shipped.title} that comes with forerun{', in 4 bits' if bits == 'int4' else ''}"
+        return self._affordable(HEAD, need, budget, what, target.loaded.model.weight_bytes)
 
     def _target_choices(self, target: TargetInfo, budget: int) -> list[Choice]:
         """Drafters that the target itself is good for."""
@@ -224,7 +225,7 @@ class AutoConfig:
         if need <= budget:
             return Choice(method, True, what, num_bytes=need)
         why = (
-            f"{what} takes {need / 1e6:.0f} MB of {budget / 1e6:.0f}; allow it with "
+            f"{what} takes {need / 1e6:.3g} MB of {budget / 1e6:.3g}; allow it with "
             f"auto_memory={math.ceil(100 * need / weights) / 100:g}"
         )
         return Choice(method, False, why, num_bytes=need)
@@ -238,7 +239,7 @@ class AutoConfig:
         if method == HEAD:
             shipped = find_shipped_head(target.itself)
             assert shipped is not None, "its choice found one"
-            return _head_config(shipped.folder, target)
+            return _head_config(shipped.folder, _bits_of_head(shipped, target.itself, self._budget(target))[0])
         return MTPConfig() if method == "mtp" else SelfConfig(quantization=_bits_of_self(target.itself))
 
     def _budget(self, target: TargetInfo) -> int:
@@ -250,9 +251,8 @@ class AutoConfig:
         return int(self.auto_memory * target.loaded.model.weight_bytes)
 
 
-def _head_config(folder: Path, target: TargetInfo) -> DrafterConfig:
+def _head_config(folder: Path, quantization: str | None) -> DrafterConfig:
     """A head of `forerun train`, as it drafts best: in few bits, and for sampled texts with the target's own draws."""
-    quantization = "int8" if _computes_int8(target.itself) else None
     return Eagle3Config(model=str(folder), quantization=quantization, draft_sample_method="coupled")
 
 
@@ -267,9 +267,18 @@ def _priced(name: str, config: DrafterConfig, target: TargetInfo) -> PricedDraft
     return PricedDrafter(name, guarded, max_depth=max_depth, num_runners_up=num_runners_up)
 
 
-def _computes_int8(target: LoadedTarget) -> bool:
-    """Whether a head's matrices stay in int8."""
+def _computes_few_bits(target: LoadedTarget) -> bool:
+    """Whether a head's matrices stay in few bits."""
     return target.kernels is not None and target.model.dtype == torch.bfloat16
+
+
+def _bits_of_head(head: ShippedHead, target: LoadedTarget, budget: int) -> tuple[str | None, int]:
+    """The format of a head's matrices, and the bytes that they take: as it is kept, or in 4 bits where there is no room for that."""
+    if not _computes_few_bits(target):
+        return None, head.num_weights * target.model.dtype.itemsize
+    need = {bits: head.num_bytes(WEIGHT_FORMATS[bits]) for bits in ("int8", "int4")}
+    bits = "int8" if need["int8"] <= budget else "int4"
+    return bits, need[bits]
 
 
 def _bits_of_self(target: LoadedTarget) -> str:

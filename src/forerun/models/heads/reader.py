@@ -235,15 +235,20 @@ class HeadReader:
 
 
 def _packing_for(target: LoadedTarget, quantization: str | None) -> Packing | None:
-    """How a head's matrices are packed for the kernels; None where there are none."""
+    """How a head's matrices are packed for the kernels; None where there are none.
+
+    Where they are rounded to blocks, so are the rows that they are multiplied with: drafts need not be exact.
+    """
     check_quantized_head(quantization, target)
     if target.kernels is None:
         return None
-    return Packing.choose(target.kernels, dtype=target.model.dtype, quantization=quantization)
+    return Packing.choose(
+        target.kernels, dtype=target.model.dtype, quantization=quantization, rounds_rows=quantization is not None
+    )
 
 
 def check_quantized_head(quantization: str | None, target: LoadedTarget) -> None:
-    """Raise `ConfigError` where a head's weights cannot be rounded: the kernels multiply them with rows of bf16."""
+    """Raise `ConfigError` where a head's weights cannot be rounded: the kernels multiply them with rows that come in bf16."""
     if quantization is not None and (target.kernels is None or target.model.dtype != torch.bfloat16):
         raise ConfigError(
             f"quantization (of the drafter): got {quantization!r}, which the native CPU kernels compute in bfloat16; "

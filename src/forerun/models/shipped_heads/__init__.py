@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from forerun.models.base import LoadedTarget
+from forerun.ops.native.formats.base import WeightFormat
 
 FOLDER = Path(__file__).parent
 TARGET_FILE = "target.json"
@@ -60,11 +61,17 @@ class HeadTarget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShippedHead:
-    """A head's folder and its size on disk, and the title of the model that it drafts for."""
+    """A head's folder and its weights, kept in int8, those of its output apart; and the title of the model that it drafts for."""
 
     folder: Path
-    num_bytes: int
+    num_weights: int
+    num_output_weights: int
     title: str
+
+    def num_bytes(self, stored: WeightFormat) -> int:
+        """The memory that its weights take in a format."""
+        others = self.num_weights - self.num_output_weights
+        return int(others * stored.bytes_per_weight + self.num_output_weights * stored.bytes_per_head_weight)
 
 
 def find_shipped_head(target: LoadedTarget, *, within: Path | None = None) -> ShippedHead | None:
@@ -72,8 +79,13 @@ def find_shipped_head(target: LoadedTarget, *, within: Path | None = None) -> Sh
     for file in sorted((within or FOLDER).glob(f"*/{TARGET_FILE}")):
         made_for = HeadTarget(**json.loads(file.read_text(encoding="utf-8")))
         if made_for.fits(target):
-            num_bytes = (file.parent / "model.safetensors").stat().st_size
-            return ShippedHead(folder=file.parent, num_bytes=num_bytes, title=made_for.title)
+            config = json.loads((file.parent / "config.json").read_text(encoding="utf-8"))
+            return ShippedHead(
+                folder=file.parent,
+                num_weights=(file.parent / "model.safetensors").stat().st_size,
+                num_output_weights=config["draft_vocab_size"] * config["hidden_size"],
+                title=made_for.title,
+            )
     return None
 
 
