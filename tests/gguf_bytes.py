@@ -7,7 +7,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-U32, F32, STRING, ARRAY, U64 = 4, 6, 8, 9, 10
+U32, I32, F32, BOOL, STRING, ARRAY, U64 = 4, 5, 6, 7, 8, 9, 10
 CODES = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 ALIGNMENT = 32
 HOSTILE_NUMBERS = (

@@ -108,10 +108,12 @@ def _tensors(width: int) -> dict[str, np.ndarray]:
     return {name: random.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
 
 
-def add_tiny_pieces(writer: gguf.GGUFWriter, kind: str = "llama", *, gemma: bool = False) -> None:
+def add_tiny_pieces(
+    writer: gguf.GGUFWriter, kind: str = "llama", *, gemma: bool = False, more_special: Sequence[str] = ()
+) -> None:
     """Add a SentencePiece vocabulary: special tokens, bytes, then pieces with the better score the earlier."""
     types = gguf.TokenType
-    special = ["<pad>", "</s>", "<s>", "<unk>"] if gemma else ["<unk>", "<s>", "</s>"]
+    special = ["<pad>", "</s>", "<s>", "<unk>"] if gemma else ["<unk>", "<s>", "</s>", *more_special]
     spaces = [
         piece.replace("▁", " ") if gemma and piece.strip("▁") == "" and len(piece) > 1 else piece for piece in PIECES
     ]

@@ -1,5 +1,6 @@
 """Real GGUF files against llama.cpp's and the gguf package's reading of them, and 20,000 hostile ones."""
 
+import itertools
 import json
 import subprocess
 
@@ -11,14 +12,19 @@ from transformers import AutoTokenizer
 
 from forerun import LLM, SamplingParams
 from forerun.models.checkpoint import dense, open_checkpoint
+from forerun.models.config_file import read_config
 from forerun.models.download import ignore_progress, pip_download
 from forerun.models.gguf.architectures import architecture_of
 from forerun.models.gguf.checkpoint import firsts_before_seconds
 from forerun.models.gguf.file import open_gguf
 from forerun.models.gguf.header import TensorPlace
+from forerun.models.gguf.pieces import END_TOKENS
 from forerun.models.store import KNOWN_MODELS, cache_folder
 from forerun.models.tokenizer import load_tokenizer
+from tests.gguf_bytes import ARRAY, STRING, U32, Key
+from tests.models.gguf.test_config import save as save_config
 from tests.models.gguf.test_fuzz import MOST_MB, fuzz
+from tests.models.gguf.test_tokenizer import save as save_tokenizer
 from tests.odd_texts import odd_texts
 from tests.slow.wheels import member_ending
 
@@ -26,13 +32,25 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 NUM_FILES = 20_000
 SMOLLM2 = KNOWN_MODELS["smollm2-135m"]
 LLAMA_CPP = cache_folder() / "peers" / "llama_cpp" / "bin" / "python"
-TOKENIZE = """
+VOCABULARY = """
 import json, sys
-from llama_cpp import Llama
-model = Llama(sys.argv[1], vocab_only=True, verbose=False)
-texts = json.load(sys.stdin)
-print(json.dumps([model.tokenize(text.encode(), add_bos=False, special=True) for text in texts]))
+import llama_cpp
+model = llama_cpp.Llama(sys.argv[1], vocab_only=True, verbose=False)
+asked = json.load(sys.stdin)
 """
+TOKENIZE = (
+    VOCABULARY + "print(json.dumps([model.tokenize(text.encode(), add_bos=False, special=True) for text in asked]))"
+)
+ENDS = (
+    VOCABULARY
+    + """
+vocabulary = llama_cpp.llama_model_get_vocab(model.model)
+print(json.dumps([llama_cpp.llama_vocab_is_eog(vocabulary, token_id) for token_id in asked]))
+"""
+)
+needs_llama_cpp = pytest.mark.skipif(
+    not LLAMA_CPP.exists(), reason="llama-cpp-python is installed by 'python -m benchmarks.peers'"
+)
 
 
 @pytest.fixture(scope="module")
@@ -52,13 +70,46 @@ def encoded(path):
     return [tokenizer.encode(text, add_special_tokens=False) for text in odd_texts()]
 
 
-@pytest.mark.skipif(not LLAMA_CPP.exists(), reason="llama-cpp-python is installed by 'python -m benchmarks.peers'")
+def of_llama_cpp(program, path, asked):
+    """What a program over llama.cpp's reading of a file's vocabulary answers."""
+    command = [str(LLAMA_CPP), "-c", program, str(path)]
+    done = subprocess.run(command, input=json.dumps(asked), capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+@needs_llama_cpp
 @pytest.mark.parametrize("name", ["smollm2", "gemma3"])
 def test_tokens_are_llama_cpps(request, name):
     path = request.getfixturevalue(name)
-    command = [str(LLAMA_CPP), "-c", TOKENIZE, str(path)]
-    done = subprocess.run(command, input=json.dumps(odd_texts()), capture_output=True, text=True, check=True)
-    assert differences(encoded(path), json.loads(done.stdout)) == []
+    assert differences(encoded(path), of_llama_cpp(TOKENIZE, path, odd_texts())) == []
+
+
+@needs_llama_cpp
+@pytest.mark.parametrize("architecture", ["llama", "phi3"])
+def test_pieces_behind_special_tokens_are_llama_cpps(tmp_path, architecture):
+    name = {"phi3": "Phi-3-mini-4k-instruct"}.get(architecture, "Mistral-7B")  # by which llama.cpp knows Phi-3's tokens
+    special = ["<|endoftext|>", "<|user|>"]
+    path = save_tokenizer(tmp_path / "x.gguf", architecture=architecture, kind="llama", more_special=special, name=name)
+    tokenizer = load_tokenizer(path)
+    begins = ["", "<s>", "</s>", "<think>", *special]
+    texts = ["".join(parts) for parts in itertools.product(begins, ["", " ", "\n"], ["the"])]
+    texts += [f"{first}{second}" for first, second in itertools.product(texts, repeat=2)]
+    ours = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+    assert dict(zip(texts, ours, strict=True)) == dict(zip(texts, of_llama_cpp(TOKENIZE, path, texts), strict=True))
+
+
+@needs_llama_cpp
+@pytest.mark.parametrize("word", [*END_TOKENS, "<|end_of_turn|>", "< EOT >", "<|im_start|>", "<|fim_prefix|>"])
+def test_answers_end_with_the_words_with_which_llama_cpp_ends_them(tmp_path, word):
+    tokens = [
+        Key("tokenizer.ggml.model", STRING, "gpt2"),
+        Key("tokenizer.ggml.pre", STRING, "gpt-2"),
+        Key("tokenizer.ggml.tokens", ARRAY, ["a", "b", "Ċ", word], STRING),
+        Key("tokenizer.ggml.merges", ARRAY, ["a b"], STRING),
+        Key("tokenizer.ggml.eos_token_id", U32, 0),
+    ]
+    path = save_config(tmp_path, tokens=tokens)
+    assert of_llama_cpp(ENDS, path, [0, 1, 3]) == [True, False, 3 in read_config(path).eos_token_id]
 
 
 def test_gemma3s_tokens_are_transformers(gemma3):

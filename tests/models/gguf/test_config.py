@@ -11,7 +11,7 @@ from forerun.models.checkpoint import open_checkpoint
 from forerun.models.config_file import eos_token_ids, read_config
 from forerun.models.families import decoder_config
 from forerun.ops.rotary import LinearScaling
-from tests.gguf_bytes import ARRAY, F32, STRING, U32, Key, Tensor, gguf_bytes
+from tests.gguf_bytes import ARRAY, BOOL, F32, STRING, U32, Key, Tensor, gguf_bytes
 
 SIZES = {
     "block_count": 1,
@@ -86,6 +86,31 @@ def test_texts_end_with_each_token_that_is_known_to_end_them(tmp_path):
     assert eos_token_ids(path) == {1, 2, 3, 4}
 
 
+def test_a_number_that_no_token_has_neither_ends_nor_fills_texts(tmp_path):
+    ends = [Key("tokenizer.ggml.eos_token_id", U32, 3), Key("tokenizer.ggml.eot_token_id", U32, 8)]
+    path = save(tmp_path, tokens=[*ends, Key("tokenizer.ggml.padding_token_id", U32, (1 << 32) - 1)])
+    config = read_config(path)
+    assert config.eos_token_id == [3]
+    assert not hasattr(config, "pad_token_id")
+
+
+def test_gemma3_has_windows_only_where_the_file_names_one(tmp_path):
+    layers = [Tensor(f"blk.{i}.attn_norm.weight", [32], offset=1024 + 128 * i) for i in range(7)]
+    sizes = {"tensors": [TENSORS[0], *layers], "block_count": 7, "attention.key_length": 8}
+    for window, expected in ((None, [None] * 7), (0, [None] * 7), (16, [16] * 5 + [None, 16])):
+        named = {} if window is None else {"attention.sliding_window": window}
+        decoder = decoder_config(read_config(save(tmp_path, "gemma3", **sizes, **named)))
+        assert list(decoder.windows) == expected
+        turned = {rope.theta for rope, of_layer in zip(decoder.ropes, decoder.windows, strict=True) if of_layer is None}
+        assert turned == {10_000.0}
+
+
+def test_gemma3_with_windows_by_layer_is_refused(tmp_path):
+    pattern = Key("attention.sliding_window_pattern", ARRAY, [True], BOOL)
+    said = refusal(save(tmp_path, "gemma3", more=[pattern], **{"attention.sliding_window": 16}))
+    assert "gemma3.attention.sliding_window_pattern: got an array of 1; must be a whole number" in said
+
+
 def test_an_unknown_architecture_is_named_with_what_is_inside(tmp_path):
     said = refusal(save(tmp_path, "clip"))
     assert "GGUF: 2 tensors F32" in said
@@ -102,6 +127,7 @@ def test_an_unknown_architecture_is_named_with_what_is_inside(tmp_path):
         ({"attention.value_length": 9}, "keys and of values have different sizes"),
         ({"expert_count": 8}, "with 8 experts"),
         ({"attention.sliding_window": 64}, "sliding window"),
+        ({"more": [Key("attention.causal", BOOL, False)]}, "attention.causal: got false; must be true"),
         ({"without": ["context_length"]}, "no llama.context_length"),
         ({"without": ["feed_forward_length"]}, "no llama.feed_forward_length"),
     ],

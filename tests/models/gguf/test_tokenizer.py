@@ -1,20 +1,24 @@
 """Tokenizers built from GGUF metadata give what transformers' give."""
 
+import json
+from dataclasses import replace
+
 import gguf
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, pre_tokenizers
+from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer
 from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
 from forerun.errors import ModelError
 from forerun.models.gguf.file import open_gguf
 from forerun.models.gguf.pre_tokenizers import PRE_TOKENIZERS
-from forerun.models.gguf.tokenizer import build_tokenizer
+from forerun.models.gguf.tokenizer import SPACE, build_tokenizer
 from forerun.models.tokenizer import Tokenizer, load_tokenizer
 from forerun.models.tokenizer_files import parts_of
-from tests.gguf_bytes import ARRAY, F32, STRING, U32, Key, gguf_bytes
+from tests.gguf_bytes import ARRAY, BOOL, F32, I32, STRING, U32, Key, gguf_bytes
 from tests.tiny_gguf import PIECES, add_tiny_pieces, add_tiny_sizes, add_tiny_tokenizer
 
 ODD = [
@@ -42,14 +46,14 @@ ODD = [
 TEXTS = st.one_of(st.text(), st.lists(st.sampled_from(ODD)).map("".join))
 
 
-def save(path, *, architecture="llama", kind="gpt2", pre="gpt-2", **changes):
+def save(path, *, architecture="llama", kind="gpt2", pre="gpt-2", more_special=(), **changes):
     """A file with a tokenizer and without tensors; `changes` are more of GGUFWriter's tokenizer keys by name."""
     writer = gguf.GGUFWriter(str(path), architecture)
     add_tiny_sizes(writer)
     if kind == "gpt2":
         add_tiny_tokenizer(writer, path.parent / "words", pre=pre)
     else:
-        add_tiny_pieces(writer, kind, gemma=architecture == "gemma3")
+        add_tiny_pieces(writer, kind, gemma=architecture == "gemma3", more_special=more_special)
     for name, value in changes.items():
         getattr(writer, f"add_{name}")(value)
     writer.write_header_to_file()
@@ -58,15 +62,31 @@ def save(path, *, architecture="llama", kind="gpt2", pre="gpt-2", **changes):
     return path
 
 
-def theirs(path):
-    return Tokenizer(parts_of(AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)))
+def as_published(parts, architecture):
+    """What transformers reads from a file, with what its reader leaves out of the original models' tokenizer.json.
+
+    Llama 2's and Mistral's put a space before every text, also behind special tokens; those of Phi-3 take white space
+    behind special tokens.
+    """
+    content = json.loads(parts.backend.to_str())
+    if architecture in ("llama", "phi3"):
+        spaces = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+        content["normalizer"] = {
+            "type": "Sequence",
+            "normalizers": [{"type": "Prepend", "prepend": SPACE}, spaces],
+        }
+        content["pre_tokenizer"] = None
+    for token in content["added_tokens"]:
+        token["rstrip"] = architecture == "phi3" and token["content"] not in ("<unk>", "<s>", "<|endoftext|>")
+    return replace(parts, backend=Backend.from_str(json.dumps(content)))
 
 
 @pytest.fixture(scope="module", params=["llama", "phi3", "gemma3"])
 def pair(request, tmp_path_factory):
     """Our SentencePiece tokenizer and transformers'."""
     path = save(tmp_path_factory.mktemp("gguf") / "x.gguf", architecture=request.param, kind="llama")
-    return load_tokenizer(path), theirs(path)
+    theirs = parts_of(AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name))
+    return load_tokenizer(path), Tokenizer(as_published(theirs, request.param))
 
 
 @settings(max_examples=200)
@@ -147,6 +167,34 @@ def test_a_text_begins_with_a_space_unless_the_file_says_no(tmp_path):
     assert without.decode(without.encode(" the"), skip_special_tokens=True) == " the"
 
 
+@pytest.mark.parametrize(("architecture", "after_a_line"), [("llama", ["▁", "<0x0A>", "the"]), ("phi3", ["▁the"])])
+def test_a_text_behind_a_special_token_begins_with_a_space_too(tmp_path, architecture, after_a_line):
+    tokenizer = load_tokenizer(save(tmp_path / "x.gguf", architecture=architecture, kind="llama"))
+
+    def pieces(text):
+        return [tokenizer.token_text(i) for i in tokenizer.encode(text, add_special_tokens=False)]
+
+    assert pieces("<s>the</s>the") == [*pieces("<s>"), *pieces("the"), *pieces("</s>"), *pieces("the")]
+    assert tokenizer.encode("</s>\nthe", add_special_tokens=False)[1:] == [
+        tokenizer.tokens[one] for one in after_a_line
+    ]
+    assert tokenizer.encode(" the") != tokenizer.encode("the")
+
+
+@pytest.mark.parametrize("kind", [None, 1, 2, 3, 4], ids=["no-type", "normal", "unknown", "control", "user-defined"])
+def test_a_word_that_ends_answers_is_found_whole_whatever_its_type(tmp_path, kind):
+    types = [] if kind is None else [Key("tokenizer.ggml.token_type", ARRAY, [1, 1, kind], I32)]
+    tokenizer = load_tokenizer(save_two_words(tmp_path, *types, words=["a", "b", "<|im_end|>"]))
+    assert tokenizer.encode("a<|im_end|>b") == [0, 2, 1]
+    assert tokenizer.decode([0, 2, 1], skip_special_tokens=True) == "ab"
+
+
+def test_the_unknown_word_is_a_special_token(tmp_path):
+    types = Key("tokenizer.ggml.token_type", ARRAY, [1, 1, 2], I32)
+    tokenizer = load_tokenizer(save_two_words(tmp_path, types, words=["a", "b", "<unk>"]))
+    assert tokenizer.encode("a<unk>b") == [0, 2, 1]
+
+
 def test_control_and_user_defined_tokens_are_found_in_texts(tmp_path):
     tokenizer = load_tokenizer(save(tmp_path / "x.gguf", kind="llama"))
     ids = tokenizer.encode("<s>the<think></s>", add_special_tokens=False)
@@ -187,6 +235,20 @@ def test_an_unknown_pre_tokenizer_is_named_with_the_nearest(tmp_path):
 def test_a_token_outside_the_vocabulary_is_named(tmp_path):
     with pytest.raises(ModelError, match=r"eos_token_id: got 5000; must be below"):
         load_tokenizer(save_two_words(tmp_path, Key("tokenizer.ggml.eos_token_id", U32, 5000)))
+
+
+@pytest.mark.parametrize("role", ["padding", "unknown", "bos"])
+def test_a_number_that_no_token_has_is_left_out_where_no_text_needs_it(tmp_path, role, caplog):
+    key = f"tokenizer.ggml.{role}_token_id"
+    tokenizer = load_tokenizer(save_two_words(tmp_path, Key(key, U32, (1 << 32) - 1)))
+    assert f"{key}: got 4294967295; must be below 2, the number of tokens; it is left out" in caplog.text
+    assert tokenizer.encode("ab") == [0, 1]
+
+
+def test_a_number_that_no_token_has_cannot_begin_texts(tmp_path):
+    keys = [Key("tokenizer.ggml.bos_token_id", U32, 5000), Key("tokenizer.ggml.add_bos_token", BOOL, True)]
+    with pytest.raises(ModelError, match=r"bos_token_id: got 5000; must be below"):
+        load_tokenizer(save_two_words(tmp_path, *keys))
 
 
 def test_merges_of_unknown_tokens_are_an_error(tmp_path):

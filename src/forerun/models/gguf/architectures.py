@@ -134,20 +134,23 @@ def _gemma(file: GGUFFile, *, wide_layers: int) -> Fields:
     return {
         "hidden_activation": "gelu_pytorch_tanh",
         "query_pre_attn_scalar": scalar,
-        "sliding_window": file.own.integer("attention.sliding_window", 4096),
     }
 
 
 def _gemma2(file: GGUFFile) -> Fields:
     return _gemma(file, wide_layers=46) | {
+        "sliding_window": file.own.integer("attention.sliding_window", 4096),
         "attn_logit_softcapping": file.own.number("attn_logit_softcapping", 50.0),
         "final_logit_softcapping": file.own.number("final_logit_softcapping", 30.0),
     }
 
 
 def _gemma3(file: GGUFFile) -> Fields:
-    fields: Fields = _gemma(file, wide_layers=62)
-    if "attention.sliding_window_pattern" in file.own and not file.own.is_array("attention.sliding_window_pattern"):
+    window = file.own.integer("attention.sliding_window", 0)
+    fields: Fields = _gemma(file, wide_layers=62) | {"sliding_window": window or None}
+    if not window:
+        fields["layer_types"] = ["full_attention"] * file.own.integer("block_count")
+    elif "attention.sliding_window_pattern" in file.own:
         fields["sliding_window_pattern"] = file.own.integer("attention.sliding_window_pattern")
     if "final_logit_softcapping" in file.own:
         fields["final_logit_softcapping"] = file.own.number("final_logit_softcapping")

@@ -23,17 +23,14 @@ from forerun.models.gguf.architectures import (
 )
 from forerun.models.gguf.file import GGUFFile, open_gguf
 from forerun.models.gguf.metadata import Metadata
+from forerun.models.gguf.pieces import END_TOKENS
 from forerun.models.gguf.tensors import are_mixed, load_tensor
 from forerun.ops.rotary import yarn_attention_factor
 
 TOKENS = "tokenizer.ggml.tokens"
-END_KEYS = ("eos", "eot", "eom")  # of a text, of a turn, of a message that calls tools
-END_TOKENS = (
-    *("<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>"),
-    *("<|end_of_turn|>", "<EOT>", "< EOT >", "_<EOT>"),
-)
-"""Tokens that end an answer in whichever vocabulary they are, as in llama.cpp: files often name one end of several."""
-
+END_ROLES = ("eos", "eot", "eom")  # of a text, of a turn, of a message that calls tools
+OTHER_ROLES = {"bos_token_id": "bos", "pad_token_id": "padding"}
+ROLES = (*END_ROLES, *OTHER_ROLES.values())
 OTHER_SCALING = {"yarn_attn_factor": 1.0, "yarn_log_multiplier": 0.0, "alpha": 0.0}
 NEUTRAL_SCALING = {
     "none": {**OTHER_SCALING, "yarn_ext_factor": 0.0, "attn_factor": 1.0},
@@ -69,6 +66,11 @@ def config_of(file: GGUFFile, row: GGUFArchitecture) -> ConfigStandIn:
         raise NotCoveredError(
             f"{file.path} ({file.describe()}): architecture {row.name!r} with {own.integer('expert_count')} experts is not "
             "supported; use a model without experts"
+        )
+    if not own.flag("attention.causal", True):
+        raise NotCoveredError(
+            f"{file.path} ({file.describe()}): metadata {file.architecture}.attention.causal: got false; must be true, as text "
+            "is generated left to right"
         )
     family = MODEL_TYPES[row.model_type]
     try:
@@ -152,24 +154,26 @@ def _float_type(file: GGUFFile) -> torch.dtype:
 
 
 def _tokens(file: GGUFFile) -> Fields:
-    """The tokens that begin, end and fill texts."""
+    """The tokens that begin, end and fill texts; as in llama.cpp, a number that no token has is none."""
     known = file.metadata.below("tokenizer.ggml")
-    ends = [known.integer(f"{key}_token_id") for key in END_KEYS if f"{key}_token_id" in known]
+    size = file.tensors[EMBEDDING].shape[0]
+    ids = {role: known.integer(f"{role}_token_id") for role in ROLES if f"{role}_token_id" in known}
+    ids = {role: token_id for role, token_id in ids.items() if token_id < size}
+    ends = [ids[role] for role in END_ROLES if role in ids]
     if TOKENS in file.metadata:
-        if file.metadata.count(TOKENS) > file.tensors[EMBEDDING].shape[0]:
+        if file.metadata.count(TOKENS) > size:
             raise ModelError(
-                f"{file.path}: has {file.metadata.count(TOKENS)} tokens, but embeddings of only "
-                f"{file.tensors[EMBEDDING].shape[0]}; convert the original model again"
+                f"{file.path}: has {file.metadata.count(TOKENS)} tokens, but embeddings of only {size}; convert the original "
+                "model again"
             )
         ends += _end_tokens(file)
-    names = {"bos_token_id": "bos_token_id", "pad_token_id": "padding_token_id"}
-    others = {field: known.integer(key) for field, key in names.items() if key in known}
+    others = {field: ids[role] for field, role in OTHER_ROLES.items() if role in ids}
     return {"eos_token_id": list(dict.fromkeys(ends)) or None, **others}
 
 
 @lru_cache(maxsize=2)
 def _end_tokens(file: GGUFFile) -> tuple[int, ...]:
-    """The tokens of the vocabulary that end an answer. A start asks for the configuration several times, a search takes 20 ms."""
+    """The tokens of the vocabulary that end an answer; a start asks for the configuration several times."""
     return tuple(file.metadata.places(TOKENS, END_TOKENS).values())
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -90,18 +90,16 @@ class Metadata:
         return self._array(key).count
 
     def places(self, key: str, wanted: Iterable[str]) -> dict[str, int]:
-        """Where each of the wanted strings lies in an array of strings; of those that it has."""
+        """Where each of the wanted strings, of 1 to 255 bytes, lies in an array of strings; of those that it has."""
         array = self._array(key)
         if array.code != "s" or array.end - array.start > MOST_STRING_BYTES:
             raise self._wrong(key, f"an array of strings in {MOST_STRING_BYTES} bytes")
         content = self._read(array)
-        stored = {LENGTH.pack(len(text)) + text for text in map(str.encode, wanted)}
-        stored = {text for text in stored if text in content}  # which is faster to tell than where it is last
-        sought = {text[LENGTH.size :] for text in stored}
-        last = max(map(content.rfind, stored), default=-1)  # nothing is to be found after it
+        sought = {word.encode() for word in wanted}
+        last = _last_place(content, sought)  # nothing is to be found after it
         found: dict[str, int] = {}
         position, index = 0, 0
-        while position <= last and index < array.count:
+        while position < last and index < array.count:
             begin = position + LENGTH.size
             position = begin + LENGTH.unpack_from(content, position)[0]
             if content[begin:position] in sought:
@@ -162,3 +160,16 @@ class Metadata:
         return ModelError(
             f"{self.file}: metadata {self._prefix}{key}: got {got}; must be {expected}; convert the original model again"
         )
+
+
+def _last_place(content: bytes, sought: Collection[bytes]) -> int:
+    """Where the last of the sought strings may begin, or -1: behind its length, whose upper bytes are zero."""
+    values = np.frombuffer(content, np.uint8)
+    lasts = [-1]
+    for first in {word[0] for word in sought if word}:
+        begins = LENGTH.size + np.flatnonzero((values[LENGTH.size :] == first) & (values[LENGTH.size - 1 : -1] == 0))
+        ends = begins + values[begins - LENGTH.size]
+        lasts += [
+            begin for begin, end in zip(begins.tolist(), ends.tolist(), strict=True) if content[begin:end] in sought
+        ]
+    return max(lasts)

@@ -18,6 +18,17 @@ from forerun.models.packed_cache import PackedCache, PackedModel
 from forerun.ops.native.library import best_kernels
 from forerun.ops.native.memory import map_file
 
+END_TOKENS = (
+    *("<|endoftext|>", "<|end_of_text|>", "<eos>", "</s>", "[EOS]", "<｜end▁of▁sentence｜>"),  # of a text
+    *("<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>", "<turn|>", "<EOT>", "_<EOT>", "[EOT]"),  # of a turn
+    *("<end_of_utterance>", "<|return|>", "<|flush|>", "[e~["),
+    *("<|eom_id|>", "<|call|>", "<|calls|>", "<|tool_response>"),  # of a message that calls tools
+    *("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),  # of code that fills a gap,
+    *("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>", "<|file_sep|>"),  # and of its file
+)
+"""Words that end an answer in whichever vocabulary they are, as in llama.cpp: files often name one end of several, and
+some take them for ordinary words."""
+
 BETWEEN = "\0"  # words; a vocabulary with such a word is not kept
 WORDS = "words"  # in the file: UTF-8, [bytes] uint8
 MERGES = "merges"  # in the file: ids of their two parts, [merges, 2] int32

@@ -18,17 +18,18 @@ from forerun.errors import ForerunError, ModelError, did_you_mean, one_line
 from forerun.models.gguf.file import GGUFFile
 from forerun.models.gguf.merges import MergedIds, MergesById, ids_of, used_merges_of
 from forerun.models.gguf.metadata import Metadata
-from forerun.models.gguf.pieces import Pieces, ids_by_word, kept_pieces
+from forerun.models.gguf.pieces import END_TOKENS, Pieces, ids_by_word, kept_pieces
 from forerun.models.gguf.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 from forerun.ops.native.library import best_kernels
 from forerun.ops.native.memory import give_back_freed_memory
 
 logger = logging.getLogger(__name__)
 
-CONTROL, USER_DEFINED = 3, 4  # types of tokens
+UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4  # types of tokens
 SPACE = "\u2581"  # SentencePiece's
 LONGEST_PIECE = 512  # characters; there are runs of 256 spaces
 ROLES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+NEVER_STRIPPING = ("<unk>", "<s>", "<|endoftext|>")  # of Phi-3's special tokens: they leave the white space behind them
 GEMMA = ("gemma", "gemma2", "gemma3")
 BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))  # tokens of bytes that no other token spells
 
@@ -46,9 +47,15 @@ def build_tokenizer(file: GGUFFile) -> tuple[Tokenizer, dict[str, str]]:
         words = pieces.words
         tokenizer, adds_bos = KINDS[metadata.text("model")](file, metadata, pieces)
         types = metadata.numbers("token_type") if "token_type" in metadata else np.zeros(0)
-        _add_tokens(tokenizer, words, types)
-        special = {role: word for role, key in ROLES.items() if (word := _word(file, metadata, words, key)) is not None}
-        bos = special.get("bos_token") if metadata.flag("add_bos_token", adds_bos) else None
+        _add_tokens(tokenizer, pieces, types, rstrips=_rstrips(file))
+        adds_bos = metadata.flag("add_bos_token", adds_bos)
+        needed = ("eos", "bos") if adds_bos else ("eos",)
+        special = {
+            role: word
+            for role, key in ROLES.items()
+            if (word := _word(file, metadata, words, key, is_needed=key in needed)) is not None
+        }
+        bos = special.get("bos_token") if adds_bos else None
         eos = special.get("eos_token") if metadata.flag("add_eos_token", False) else None
         tokenizer.post_processor = _around(tokenizer, bos, eos)
     except ForerunError:
@@ -179,12 +186,9 @@ def _sentence_piece(file: GGUFFile, metadata: Metadata, pieces: Pieces) -> tuple
     if is_gemma:
         tokenizer.normalizer = normalizers.Replace(" ", SPACE)
         tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
-    elif file.architecture == "phi3":  # a text after a special token begins with a space, too
+    else:  # a text after a token that is found whole begins with a space, too
         prepends = [normalizers.Prepend(SPACE)] if adds_space else []
         tokenizer.normalizer = normalizers.Sequence([*prepends, normalizers.Replace(" ", SPACE)])
-    else:
-        scheme = "first" if adds_space else "never"
-        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, prepend_scheme=scheme, split=False)
     if adds_space:
         decoder.append(decoders.Strip(" ", left=1))
     tokenizer.decoder = decoders.Sequence(decoder)
@@ -198,31 +202,44 @@ KINDS: dict[str, Callable[[GGUFFile, Metadata, Pieces], tuple[Tokenizer, bool]]]
 """What builds each kind of vocabulary: the tokenizer, and whether texts begin with bos where the file does not say."""
 
 
-def _add_tokens(tokenizer: Tokenizer, words: Sequence[str], types: np.ndarray) -> None:
+def _rstrips(file: GGUFFile) -> bool:
+    """Whether special tokens take the white space behind them, as those of Phi-3's chats do; no file says it."""
+    return file.architecture == "phi3" and file.metadata.text("tokenizer.ggml.model") == "llama"
+
+
+def _add_tokens(tokenizer: Tokenizer, pieces: Pieces, types: np.ndarray, *, rstrips: bool) -> None:
     """Add the tokens that are found whole in any text: special ones, and those that users defined.
 
-    Gemma's runs of spaces are not among them: merges put them together as they do all else.
+    Words that end answers are special whatever their types. Gemma's runs of spaces are not among them: merges put them
+    together as they do all else.
     """
-    special, defined = (
-        [words[index] for index in np.flatnonzero(types[: len(words)] == kind).tolist()]
-        for kind in (CONTROL, USER_DEFINED)
-    )
-    tokenizer.add_special_tokens([AddedToken(word, normalized=False, special=True) for word in special])
-    found_whole = [word for word in defined if word.strip(SPACE)]
-    tokenizer.add_tokens([AddedToken(word, normalized=False, special=False) for word in found_whole])
+    types = types[: len(pieces.words)]
+    ends = [pieces.ids[word] for word in END_TOKENS if word in pieces.ids]
+    special = dict.fromkeys([*np.flatnonzero((types == UNKNOWN) | (types == CONTROL)).tolist(), *ends])
+    defined = dict.fromkeys(np.flatnonzero(types == USER_DEFINED).tolist())
+    for ids, is_special in ((special, True), (defined.keys() - special, False)):
+        words = [word for index in sorted(ids) if (word := pieces.words[index]).strip(SPACE)]
+        tokenizer.add_tokens(
+            [
+                AddedToken(word, normalized=False, special=is_special, rstrip=rstrips and word not in NEVER_STRIPPING)
+                for word in words
+            ]
+        )
 
 
-def _word(file: GGUFFile, metadata: Metadata, words: Sequence[str], role: str) -> str | None:
-    """The token of a role, or None if the file names none."""
+def _word(file: GGUFFile, metadata: Metadata, words: Sequence[str], role: str, *, is_needed: bool) -> str | None:
+    """The token of a role, or None if the file names none; one that is not needed may be a number that no token has."""
     key = f"{role}_token_id"
     if key not in metadata:
         return None
     token_id = metadata.integer(key)
-    if token_id >= len(words):
-        raise ModelError(
-            f"{file.path}: tokenizer.ggml.{key}: got {token_id}; must be below {len(words)}, the number of tokens; download it again"
-        )
-    return words[token_id]
+    if token_id < len(words):
+        return words[token_id]
+    problem = f"{file.path}: tokenizer.ggml.{key}: got {token_id}; must be below {len(words)}, the number of tokens"
+    if is_needed:
+        raise ModelError(f"{problem}; download it again")
+    logger.warning("%s; it is left out", problem)
+    return None
 
 
 def _around(tokenizer: Tokenizer, bos: str | None, eos: str | None) -> processors.TemplateProcessing:
