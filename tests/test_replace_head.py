@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from forerun import LLM, SamplingParams
+from forerun.engine.client import EngineRequest
 from forerun.errors import ConfigError, ForerunError
 from tests.engines import tiny_llm, tiny_target
 from tests.heads_eagle import eagle3, save
@@ -109,3 +110,23 @@ def test_a_folder_without_a_head_is_refused(tmp_path):
     with pytest.raises(ForerunError):
         llm.replace_head(tmp_path / "nothing")
     assert text_of(llm, PARAMS["greedy"]) == text_of(chat_llm(None), PARAMS["greedy"])
+
+
+def test_requests_may_come_while_the_head_is_replaced(tmp_path):
+    folders = [save_trained_head(tmp_path / str(seed), seed=seed) for seed in (0, 1)]
+    llm = chat_llm({"method": "eagle3", "model": str(folders[0]), "num_speculative_tokens": 3})
+    states = llm.executor._states
+
+    class Interrupted:
+        """A state at whose turn another thread prepares a request."""
+
+        @property
+        def sequence(self):
+            llm.engine.accept(EngineRequest(request_id="two", prompt_ids=[5, 6], sampling=PARAMS["greedy"]))
+            return one.sequence
+
+    llm.engine.accept(EngineRequest(request_id="one", prompt_ids=[5, 6], sampling=PARAMS["greedy"]))
+    ((seq_id, one),) = states.items()
+    states[seq_id] = Interrupted()
+    llm.replace_head(folders[1])
+    assert len(states) == 2

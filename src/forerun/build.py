@@ -270,23 +270,7 @@ def _begin_tokenizer(path: Path, settings: EngineSettings, thread: Executor) -> 
 
 def assemble(settings: EngineSettings, target: LoadedTarget, speculative: SpeculativeConfig) -> BuiltEngine:
     """Put the engine's parts together around a loaded target."""
-    on_device = steps_on_device(settings.device_step, target, speculative.verifier)
-    if on_device:
-        plain, max_length = target, settings.max_model_len or target.model.max_model_len
-        target = with_layers_on_device(plain, max_length=max_length, matmul=settings.device_matmul)
-        reason = None if settings.device_step else layers_differ(plain, target)
-        if reason is not None:
-            logger.warning(
-                "torch computes the steps, not forerun's kernels for GPUs: on this one %s; please report it, with what "
-                "forerun collect-env says",
-                reason,
-            )
-            target, on_device = plain, False
-    if settings.device_matmul != "kernels" and not on_device:
-        raise ConfigError(
-            f"device_matmul: got {settings.device_matmul!r}, but the steps are not computed on the device; set device_step=True, "
-            "or leave it out"
-        )
+    target, on_device = _place_layers(settings, target, speculative)
     if speculative.needs_exact_target and not target.model.is_batch_invariant:
         logger.info(
             "nothing is drafted: on this device drafts might change texts at near-ties; turn them on with speculative_config='auto'"
@@ -354,6 +338,35 @@ def assemble(settings: EngineSettings, target: LoadedTarget, speculative: Specul
         speculative=speculative,
         kv=kv,
     )
+
+
+def _place_layers(
+    settings: EngineSettings, target: LoadedTarget, speculative: SpeculativeConfig
+) -> tuple[LoadedTarget, bool]:
+    """The target whose layers compute the steps, and whether the device has all of a step.
+
+    Raises:
+        ConfigError: the settings ask for something that only such a step has.
+    """
+    on_device = steps_on_device(settings.device_step, target, speculative.verifier)
+    if on_device:
+        placed = with_layers_on_device(
+            target, max_length=settings.max_model_len or target.model.max_model_len, matmul=settings.device_matmul
+        )
+        reason = None if settings.device_step else layers_differ(target, placed)
+        if reason is None:
+            return placed, True
+        logger.warning(
+            "torch computes the steps, not forerun's kernels for GPUs: on this one %s; please report it, with what "
+            "forerun collect-env says",
+            reason,
+        )
+    if settings.device_matmul != "kernels":
+        raise ConfigError(
+            f"device_matmul: got {settings.device_matmul!r}, but the steps are not computed on the device; set device_step=True, "
+            "or leave it out"
+        )
+    return target, False
 
 
 def _make_executor(

@@ -78,6 +78,7 @@ def test_custom_class_by_the_class_itself():
         (NGRAM | {"num_speculative_tokens": 129}, "from 0 to 128"),
         (NGRAM | {"num_speculative_tokens": 2.5}, "from 0 to 128"),
         (NGRAM | {"prompt_lookup_min": 0}, "prompt_lookup_min"),
+        (NGRAM | {"prompt_lookup_max": 33}, "prompt_lookup_max: got 33; must be an integer from 1 to 32"),
         (NGRAM | {"prompt_lookup_min": 5, "prompt_lookup_max": 3}, "prompt_lookup_m"),
         ({"method": "suffix", "suffix_decoding_min_token_prob": 1.5}, "suffix_decoding_min_token_prob"),
         ({"method": "suffix", "suffix_decoding_max_tree_depth": 0}, "suffix_decoding_max_tree_depth"),
@@ -89,6 +90,7 @@ def test_custom_class_by_the_class_itself():
         ),
         (NGRAM | {"num_speculative_tokens_per_batch_size": []}, "non-empty list"),
         (NGRAM | {"num_speculative_tokens_per_batch_size": [[1, 2]]}, "three integers"),
+        (NGRAM | {"num_speculative_tokens_per_batch_size": [[1, 8, 10], [9, 64, True]]}, "three integers"),
         (NGRAM | {"num_speculative_tokens_per_batch_size": [[2, 4, 3]]}, "start at batch size 1"),
         (NGRAM | {"num_speculative_tokens_per_batch_size": [[1, 4, 3], [4, 8, 2]]}, "overlap"),
         (NGRAM | {"num_speculative_tokens_per_batch_size": [[1, 4, -3]]}, "K >= 0"),
@@ -272,3 +274,4 @@ def test_what_auto_decides_cannot_be_decided_beside_it(wrong):
 def test_texts_decide_what_stands_under_matching_and_where_they_are_greedy(verifier, greedy, sampled):
     resolved = resolve_speculative(NGRAM | {"rejection_sample_method": verifier})
     assert (resolved.goes_by_text(0.0), resolved.goes_by_text(1.0)) == (greedy, sampled)
+    assert (resolved.goes_by_text(9e-6), resolved.goes_by_text(1e-5)) == (greedy, sampled)

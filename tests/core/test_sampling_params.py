@@ -41,6 +41,10 @@ from forerun.errors import RequestError, UnknownKeyError
         ("logit_bias", [1]),
         ("logit_bias", {"1": 1.0}),
         ("logit_bias", {1: float("nan")}),
+        ("logit_bias", {1: float("inf")}),
+        ("logit_bias", {1: 3.4e38}),
+        ("logit_bias", {1: -1e39}),
+        ("logit_bias", {1: True}),
         ("logits_processors", print),
         ("logits_processors", [5]),
         ("extra_args", "x"),
@@ -54,6 +58,11 @@ def test_a_value_out_of_range_is_refused_in_one_line(name, value):
     with pytest.raises(RequestError, match=f"^{name}: got ") as caught:
         SamplingParams(**{name: value})
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("bias", [1e30, -3.4e38, float("-inf")])
+def test_a_bias_may_be_as_large_as_can_be_added_to_a_logit(bias):
+    assert SamplingParams(logit_bias={1: bias}).logit_bias == {1: bias}
 
 
 def test_an_unknown_keyword_names_the_one_that_was_meant():

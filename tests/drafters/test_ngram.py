@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forerun.drafters.confidence import confident_length
-from forerun.drafters.ngram import NgramConfig
+from forerun.drafters.ngram import LONGEST_MATCH, NgramConfig
 from forerun.errors import ConfigError
 from tests.drafters.texts import TARGET, assert_valid, propose, sequence, start_and_propose
 
@@ -143,6 +143,8 @@ def test_unset_bound_mirrors_the_other(given_bounds, resolved):
         {"prompt_lookup_min": 4, "prompt_lookup_max": 2},
         {"prompt_lookup_min": 0},
         {"prompt_lookup_max": -1},
+        {"prompt_lookup_max": 33},
+        {"prompt_lookup_min": 33},
         {"prompt_lookup_max": 2.0},
         {"prompt_lookup_min": True},
         {"draft_confidence_threshold": 2},
@@ -151,6 +153,12 @@ def test_unset_bound_mirrors_the_other(given_bounds, resolved):
 def test_impossible_bounds_are_refused(bounds):
     with pytest.raises(ConfigError, match=next(iter(bounds))):
         NgramConfig(**bounds)
+
+
+def test_the_longest_bound_is_as_far_as_a_match_is_measured():
+    assert NgramConfig(prompt_lookup_min=LONGEST_MATCH, prompt_lookup_max=LONGEST_MATCH).longest == LONGEST_MATCH
+    text = [*range(40), 50, *range(1, 40)]
+    assert start_and_propose(drafter(LONGEST_MATCH, LONGEST_MATCH), text, max_tokens=1).token_ids == (50,)
 
 
 def test_number_of_tokens_has_no_default():

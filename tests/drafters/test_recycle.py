@@ -135,6 +135,12 @@ def test_rates_become_the_shares_of_the_texts(temperature):
     assert rates.chances(found, temperature) == pytest.approx([0.5, 0.25, 0.0], abs=0.03)
 
 
+def test_a_temperature_that_is_greedy_to_the_rules_is_greedy_to_the_rates():
+    rates, found = HitRates(), Found(2, (3, 4), (0, 8))
+    rates.count(found, 9e-6, 4)
+    assert rates.chances(found, 9e-6) == rates.chances(found, 0.0) != HitRates().chances(found, 0.0)
+
+
 def test_rates_of_greedy_texts_sampled_texts_and_context_lengths_are_apart():
     rates = HitRates()
     before = rates.chances(Found(1, (3, 4), (0, 8)), 0.0)

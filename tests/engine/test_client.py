@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -14,7 +15,7 @@ from forerun.errors import RequestError
 from tests.contract.drafters import NGRAM
 from tests.contract.test_contract import PROMPTS
 from tests.engines import tiny_llm
-from tests.executor.simulations import assert_nothing_is_held, run, simulated_engine
+from tests.executor.simulations import assert_nothing_is_held, drain, run, simulated_engine
 
 SAMPLING = SamplingParams(seed=3, max_tokens=12, ignore_eos=True, stop_token_ids=[4])
 
@@ -108,4 +109,27 @@ def test_two_threads_that_accept_one_id_get_one_request_between_them():
     with ThreadPoolExecutor(8) as threads:
         assert sum(threads.map(accept, range(64))) == 1
     engine.withdraw("a")
+    assert_nothing_is_held(engine)
+
+
+def test_an_id_that_is_withdrawn_while_its_request_is_prepared_belongs_to_the_next_request_alone():
+    engine = simulated_engine()
+    prepare, entered, go_on = engine.parts.executor.prepare, threading.Event(), threading.Event()
+
+    def prepare_slowly(spec):
+        prepare(spec)
+        if spec.prompt_ids == [1, 1]:
+            entered.set()
+            assert go_on.wait(20)
+
+    engine.parts.executor.prepare = prepare_slowly
+    with ThreadPoolExecutor(1) as threads:
+        first = threads.submit(engine.accept, request("a", [1, 1]))
+        assert entered.wait(20)
+        engine.withdraw("a")
+        engine.accept(request("a", [2, 2]))
+        go_on.set()
+        first.result(20)
+    engine.submit("a")
+    assert drain(engine)["a"].prompt_token_ids == [2, 2]
     assert_nothing_is_held(engine)

@@ -17,6 +17,7 @@ from forerun.bench.passes import PassShape, random_sequences
 from forerun.config.settings import EngineSettings
 from forerun.config.speculative_config import resolve_speculative
 from forerun.core.draft import Draft
+from forerun.core.sampling_params import LARGEST_BIAS, SCALARS
 from forerun.core.sequence import Sequence
 from forerun.core.step import SequenceSpec
 from forerun.drafters.ngram import NgramDrafter
@@ -181,6 +182,40 @@ def test_rules_that_have_no_room_on_the_device_are_refused_by_name(setting, name
     llm = tiny_llm(device_step=True, **TINY)
     with pytest.raises(RequestError, match=f"{name}: .*device_step"):
         llm.generate([[1, 2]], SamplingParams(**setting), use_tqdm=False)
+
+
+LARGEST = [
+    *({"temperature": 1e6}, {"top_p": 1.0}, {"top_k": 2**70}, {"min_p": 1.0}, {"presence_penalty": 2.0}),
+    *({"frequency_penalty": 2.0}, {"repetition_penalty": 1e6}, {"min_tokens": 2**70, "max_tokens": None}),
+    *({"max_tokens": 2**70}, {"seed": 2**70}, {"logprobs": VOCAB_SIZE}, {"prompt_logprobs": VOCAB_SIZE}),
+]
+
+
+def test_the_largest_numbers_of_a_request_give_the_text_of_the_host_and_cost_no_other_request_its_own():
+    assert set().union(*LARGEST) == set(SCALARS) - {"n"}, "which makes more sequences, none of larger numbers"
+    common = {"seed": 1, "max_tokens": 6, "stop_token_ids": [40, 79]}
+    sampling = [SamplingParams(**common | largest) for largest in ({}, *LARGEST)]
+    by_host, by_device = (
+        tiny_llm(CASES["ngram"], device_step=device_step).generate(
+            [PROMPTS[0]] * len(sampling), sampling, use_tqdm=False
+        )
+        for device_step in (False, True)
+    )
+    for host, device in zip(by_host, by_device, strict=True):
+        assert device.error is None
+        assert device.outputs[0].token_ids == host.outputs[0].token_ids
+        assert device.outputs[0].finish_reason == host.outputs[0].finish_reason
+
+
+@pytest.mark.parametrize("device_step", [False, True])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_largest_bias_under_the_least_penalty_is_a_number_like_any_other(device_step, temperature):
+    sampling = SamplingParams(
+        logit_bias={3: LARGEST_BIAS}, repetition_penalty=1e-6, temperature=temperature, max_tokens=4
+    )
+    (output,) = tiny_llm(CASES["ngram"], device_step=device_step).generate([[1, 2, 3]], sampling, use_tqdm=False)
+    assert output.error is None
+    assert output.outputs[0].token_ids == [3, 3, 3, 3]
 
 
 def test_another_verifier_is_refused():
@@ -374,13 +409,6 @@ def test_who_multiplies_is_refused_where_it_has_no_meaning():
         tiny_llm(device_matmul="torch")
     with pytest.raises(ConfigError, match="device_matmul: got 'cublas'; may be kernels, torch"):
         tiny_llm(device_step=True, device_matmul="cublas")
-
-
-def test_ngrams_that_the_device_does_not_tell_apart_are_drafted_by_the_host():
-    longer = CASES["ngram"] | {"prompt_lookup_max": 33}
-    llm = tiny_llm(longer, device_step=True)
-    assert texts(llm, 2) == texts(tiny_llm(longer), 2)
-    assert llm.executor.part.ngrams is None
 
 
 def slots_of(num_slots):

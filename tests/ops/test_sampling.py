@@ -274,11 +274,6 @@ def test_token_ids_outside_the_vocabulary_are_refused(params, name):
         rules_of(**params)
 
 
-def test_an_infinite_bias_is_refused():
-    with pytest.raises(RequestError, match="must be finite, or -inf"):
-        rules_of(logit_bias={1: math.inf})
-
-
 def test_a_bad_word_without_tokens_is_refused():
     with pytest.raises(RequestError, match="has no tokens"):
         rules_of(bad_words_ids=[[]])

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.contract.drafters import CASES
-from tests.server.served import PROMPT, chat_llm, served
+from tests.server.served import CHAT, PROMPT, chat_llm, served
 from tests.server.test_load import until
 
 DRAFTERS = ("ngram", "suffix-tree", "draft-model", "eagle3-dynamic-tree", "hybrid-self")
@@ -116,3 +116,13 @@ def test_any_mixture_is_answered_as_without_drafts(server):
     pool = server.llm.engine.parts.pool
     until(lambda: pool.num_free == pool.num_blocks)
     assert server.send("GET", "/health")[0] == 200
+
+
+def test_the_largest_numbers_that_a_client_may_send_cost_no_other_client_its_text():
+    other = {"prompt": PROMPT, "max_tokens": 100, "ignore_eos": True}
+    largest = {"messages": CHAT, "min_tokens": 2**31 - 1, "top_k": 2**31 - 1}
+    with served(chat_llm(CASES["ngram"], device_step=True)) as server, ThreadPoolExecutor(1) as threads:
+        running = threads.submit(server.post, "/v1/completions", other)
+        until(lambda: server.model.admission.num_inside == 1)
+        server.post("/v1/chat/completions", largest)
+        assert running.result()["usage"]["completion_tokens"] == 100

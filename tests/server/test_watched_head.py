@@ -76,6 +76,26 @@ def test_a_head_that_cannot_be_used_is_reported_once_and_the_one_before_drafts_o
         assert sum("--watch-head" in line for line in server.lines) == 1
 
 
+def test_a_head_that_another_failure_kept_out_is_tried_again(tmp_path, monkeypatch):
+    config = {
+        "method": "eagle3",
+        "model": str(save_trained_head(tmp_path / "first", seed=0)),
+        "num_speculative_tokens": 3,
+    }
+    llm = LLM(str(chat_model_folder()), max_model_len=128, speculative_config=config)
+    replace_head, failures = llm.replace_head, [RuntimeError("a thread came between")]
+
+    def failing_once(folder):
+        if failures:
+            raise failures.pop()
+        replace_head(folder)
+
+    monkeypatch.setattr(llm, "replace_head", failing_once)
+    with served(llm, watch_head=save_trained_head(tmp_path / "watched", seed=1)) as server:
+        wait_for(server.lines, "drafts from now on")
+    assert not failures
+
+
 def test_a_drafter_without_a_head_is_refused_at_the_start(tmp_path):
     server = Server(tiny_llm, ServerOptions(port=0, watch_head=tmp_path), report=lambda _line: None)
     with pytest.raises(ConfigError, match="has none that could be replaced"):

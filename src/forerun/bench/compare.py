@@ -14,7 +14,7 @@ from forerun.bench.outcomes import PLAIN, Answers, Comparison, Judge, Rounds, su
 from forerun.bench.workloads import ComparisonWorkload
 from forerun.config.settings import EngineSettings
 from forerun.config.speculative_config import SpeculativeConfig, resolve_speculative
-from forerun.core.sampling_params import SamplingParams
+from forerun.core.sampling_params import GREEDY_BELOW, SamplingParams
 from forerun.errors import ConfigError, ForerunError, RequestError
 from forerun.llm import LLM
 from forerun.models.base import LoadedTarget
@@ -92,7 +92,7 @@ def measure_comparison(
                 rounds,
                 found[kind, PLAIN],
                 prompts[kind],
-                is_greedy=workload.temperature == 0,
+                is_greedy=workload.temperature < GREEDY_BELOW,
                 judge=judge,
             )
             for (kind, _), rounds in found.items()

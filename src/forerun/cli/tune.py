@@ -250,6 +250,7 @@ def _settings(
 
 
 def _space(load: OfferedLoad, search: SearchOptions, engine: EngineOptions, *, temperature: float) -> SearchSpace:
+    from forerun.core.sampling_params import GREEDY_BELOW
     from forerun.plan.tuning.candidates import LOSSLESS_VERIFIERS, SPECULATION, SearchSpace
 
     speculation: Mapping[str, Mapping[str, Any]] = (
@@ -260,7 +261,7 @@ def _space(load: OfferedLoad, search: SearchOptions, engine: EngineOptions, *, t
         speculation=speculation,
         limits=_limits(load, search, engine),
         quantizations=tuple(quantizations),
-        verifiers=LOSSLESS_VERIFIERS if temperature > 0.0 else (),
+        verifiers=() if temperature < GREEDY_BELOW else LOSSLESS_VERIFIERS,
     )
 
 

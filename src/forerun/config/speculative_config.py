@@ -10,6 +10,7 @@ from typing import Any
 
 from forerun.config.cost_profile import NOTHING_KEPT, CostProfile
 from forerun.config.drafter_config import KeyResolver, field_names, pick, read_keys, resolve_drafter
+from forerun.core.sampling_params import GREEDY_BELOW
 from forerun.drafters.base import DrafterConfig, ExportsHiddenStates, NoDrafterConfig, RunsOnRanks
 from forerun.engine.adaptive import AdaptiveLength
 from forerun.engine.speculation import FixedLength, Schedule, SpeculationControl
@@ -92,7 +93,7 @@ class SpeculativeConfig:
 
         So it is under matching, and under any lossless verifier where the text is greedy: it has one way to go on.
         """
-        return isinstance(self.verifier, MatchingConfig) or (self.is_lossless and temperature == 0)
+        return isinstance(self.verifier, MatchingConfig) or (self.is_lossless and temperature < GREEDY_BELOW)
 
     def describe(self) -> str:
         """One phrase for banners and reports."""
@@ -195,10 +196,15 @@ def merge_deprecated(
 def _check_num_tokens(value: Any) -> None:
     if value is None:
         return
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_SPECULATIVE_TOKENS:
+    if not _is_integer(value) or not 0 <= value <= MAX_SPECULATIVE_TOKENS:
         raise ConfigError(
             f"num_speculative_tokens: got {value!r}; must be an integer from 0 to {MAX_SPECULATIVE_TOKENS} (0 turns drafting off)"
         )
+
+
+def _is_integer(value: Any) -> bool:
+    """Whether `value` is an integer; True and False are none here, whatever Python says."""
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _sample_method(name: Any) -> str:
@@ -220,7 +226,7 @@ def _schedule(given: Any) -> Schedule:
         raise ConfigError(f"{name}: got {given!r}; must be a non-empty list of [first, last, K]")
     entries: list[tuple[int, int, int]] = []
     for entry in given:
-        if not isinstance(entry, (list, tuple)) or len(entry) != 3 or not all(isinstance(x, int) for x in entry):
+        if not isinstance(entry, (list, tuple)) or len(entry) != 3 or not all(map(_is_integer, entry)):
             raise ConfigError(f"{name}: got {entry!r}; each entry must be three integers [first, last, K]")
         first, last, num_tokens = entry
         if first < 1 or last < first or num_tokens < 0:

@@ -47,7 +47,9 @@ SCALARS = (
 )
 SWITCHES = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "detokenize")
 MOST_COMPLETIONS = 16384  # per prompt, as in vLLM
+GREEDY_BELOW = 1e-5  # a lower temperature is greedy, as in vLLM
 LARGEST_FLOAT32 = (2 - 2**-23) * 2.0**127
+LARGEST_BIAS = 1e30  # a logit and this stay finite under any penalties
 
 SPECULATION_OFF = RequestSpeculation(num_speculative_tokens=0)
 
@@ -66,7 +68,7 @@ class SamplingParams:
     """
 
     n: int = 1  # completions per prompt
-    temperature: float = 1.0  # 0 is greedy
+    temperature: float = 1.0  # below 1e-5 is greedy
     top_p: float = 1.0
     top_k: int = 0  # 0 or -1: all
     min_p: float = 0.0
@@ -117,11 +119,6 @@ class SamplingParams:
             raise RequestError(
                 "ignore_eos: got True with structured_outputs, where nothing can follow the end; leave one of them out"
             )
-
-    @property
-    def is_greedy(self) -> bool:
-        """Whether the most likely token is always taken."""
-        return self.temperature == 0.0
 
 
 def _resolve_speculation(given: Literal["off"] | Mapping[str, Any] | RequestSpeculation | None) -> RequestSpeculation:
@@ -188,9 +185,9 @@ def _is_integer(value: Any) -> bool:
 
 
 def _is_bias(value: Any) -> bool:
-    """Whether `value` is a number that a float32 can hold, infinities included."""
+    """Whether `value` is a number that can be added to a logit, -inf included."""
     is_number = isinstance(value, Real) and not isinstance(value, bool)
-    return is_number and (abs(value) == math.inf or abs(value) <= LARGEST_FLOAT32)
+    return is_number and (value == -math.inf or -LARGEST_FLOAT32 <= value <= LARGEST_BIAS)
 
 
 def _check_types(params: SamplingParams) -> None:
@@ -260,4 +257,8 @@ def _check_ranges(params: SamplingParams) -> None:
         "None or a non-empty list of token ids",
     )
     need(all(isinstance(w, str) and w for w in params.bad_words or ()), "bad_words", "a list of non-empty strings")
-    need(all(map(_is_bias, (params.logit_bias or {}).values())), "logit_bias", "a dict from token id to number")
+    for token_id, bias in (params.logit_bias or {}).items():
+        if not _is_bias(bias):
+            raise RequestError(
+                f"logit_bias: got {bias!r:.80} for token {token_id}; must be a number up to {LARGEST_BIAS:g}, or -inf to forbid the token"
+            )

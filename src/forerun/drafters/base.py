@@ -326,8 +326,8 @@ class VerifiedRows:
 class NgramLookup:
     """A draft that copies what followed the latest occurrence of the text's longest suffix that occurred before.
 
-    Suffixes of `shortest` to `longest` tokens are looked up. Entry i of `draft_lengths` is how many tokens are copied where
-    i + 1 tokens match; a longer match counts like the last entry's.
+    Suffixes of `shortest` to `longest` tokens, 32 at most, are looked up. Entry i of `draft_lengths` is how many tokens are
+    copied where i + 1 tokens match; a longer match counts like the last entry's.
     """
 
     shortest: int

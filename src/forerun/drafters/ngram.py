@@ -14,7 +14,7 @@ from forerun.drafters.confidence import DEFAULT_THRESHOLD, check_threshold, conf
 from forerun.errors import ConfigError
 
 DEFAULT_LENGTH = 5  # vLLM's, where neither bound is given
-LONGEST_MATCH = 32  # tokens; longer matches count as this long
+LONGEST_MATCH = 32  # tokens; longer matches count as this long, and longer n-grams are not looked up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,7 @@ class NgramConfig:
     tokens.
 
     Raises:
-        ConfigError: a bound is not a positive integer, or the lower one is above the upper one, or
+        ConfigError: a bound is not an integer from 1 to 32, or the lower one is above the upper one, or
             the threshold is no probability.
     """
 
@@ -67,9 +67,9 @@ class NgramConfig:
 def _check_length(name: str, value: int | None) -> None:
     if value is None:
         return
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= LONGEST_MATCH:
         raise ConfigError(
-            f"{name}: got {value!r}; must be an integer of 1 or more; leave it out for {DEFAULT_LENGTH} or the other bound"
+            f"{name}: got {value!r}; must be an integer from 1 to {LONGEST_MATCH}; leave it out for {DEFAULT_LENGTH} or the other bound"
         )
 
 

@@ -7,6 +7,7 @@ texts: so it is counted, over all sequences, instead of assumed.
 
 from __future__ import annotations
 
+from forerun.core.sampling_params import GREEDY_BELOW
 from forerun.drafters.recycle_table import Found
 
 NUM_RANKS = 4  # later ranks count as the last of these
@@ -35,7 +36,7 @@ class HitRates:
         self._weights = [PRIOR_WEIGHT] * len(self._rates)
 
     def chances(self, found: Found, temperature: float) -> list[float]:
-        """The chance of each candidate, in their order; a temperature of 0 is greedy."""
+        """The chance of each candidate, in their order."""
         rates = self._rates
         return [rates[i] for i in self._bins(found, temperature)]
 
@@ -48,7 +49,7 @@ class HitRates:
 
     def _bins(self, found: Found, temperature: float) -> list[int]:
         """Where the rate of each candidate is."""
-        first = ((temperature > 0) * 2 + found.context_length - 1) * NUM_RANKS * NUM_BUCKETS
+        first = ((temperature >= GREEDY_BELOW) * 2 + found.context_length - 1) * NUM_RANKS * NUM_BUCKETS
         last = NUM_BUCKETS - 1
         return [
             first + min(rank, NUM_RANKS - 1) * NUM_BUCKETS + min(int(prob**0.5 * NUM_BUCKETS), last)

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from forerun.core.sampling_params import GREEDY_BELOW
 from forerun.drafters.base import PoolArrays, VerifiedRows
 from forerun.ops.native.library import best_kernels
 from forerun.ops.native.lookup import NativeRows
@@ -65,8 +66,8 @@ class Found(NamedTuple):
     gaps: tuple[int, ...]  # how far each one's logit was below the first one's, in nats / `GAP_STEPS`, at most 255
 
     def probabilities(self, temperature: float = 1.0) -> list[float]:
-        """The candidates' chances among themselves, as the target saw them then; a temperature of 0 counts as 1."""
-        weights = _weights(temperature or 1.0)
+        """The candidates' chances among themselves, as the target saw them then; a greedy temperature counts as 1."""
+        weights = _weights(1.0 if temperature < GREEDY_BELOW else temperature)
         mine = [weights[gap] for gap in self.gaps]
         total = sum(mine)
         return [weight / total for weight in mine]

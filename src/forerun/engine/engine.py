@@ -66,6 +66,10 @@ class _Flight:
     plan_seconds: float
 
 
+class _Preparing:
+    """Holds a request's id for one call of `accept`: after a withdrawal another call may hold the same id."""
+
+
 class Engine:
     """Runs requests to their end, a step at a time: policy in integers, with no tensor in sight.
 
@@ -85,7 +89,7 @@ class Engine:
         self._delay = delay
         self._clock = clock
         self._accepting = threading.Lock()  # guards the next
-        self._accepted: dict[str, Request | None] = {}  # not submitted; None: not ready yet
+        self._accepted: dict[str, Request | _Preparing] = {}  # not submitted
         self._requests: dict[str, Request] = {}
         self._generations: dict[int, Generation] = {}  # of these requests, by seq_id
         self._flights: deque[_Flight] = deque()  # the oldest first
@@ -168,18 +172,20 @@ class Engine:
         Raises:
             RequestError: the id is in use, or the prompt or a sampling value does not fit.
         """
-        request_id = request.request_id
+        request_id, preparing = request.request_id, _Preparing()
         with self._accepting:
             if request_id in self._accepted or request_id in self._requests:
                 raise RequestError(f"request_id: {request_id!r} is running already; choose another")
-            self._accepted[request_id] = None
+            self._accepted[request_id] = preparing
         try:
             ready = self._parts.processor.process(request, arrival_time=self._clock())
         except BaseException:
-            self._accepted.pop(request_id, None)
+            with self._accepting:
+                if self._accepted.get(request_id) is preparing:
+                    del self._accepted[request_id]
             raise
         with self._accepting:
-            is_wanted = request_id in self._accepted
+            is_wanted = self._accepted.get(request_id) is preparing
             if is_wanted:
                 self._accepted[request_id] = ready
         if not is_wanted:  # it was withdrawn meanwhile
@@ -189,7 +195,7 @@ class Engine:
         """Forget a request that was accepted and not submitted; any thread may call this at any time."""
         with self._accepting:
             request = self._accepted.pop(request_id, None)
-        if request is not None:
+        if isinstance(request, Request):
             self._forget(request)
 
     def _forget(self, request: Request) -> None:
@@ -200,7 +206,7 @@ class Engine:
         """Queue a request that `accept` has made ready."""
         with self._accepting:
             request = self._accepted[request_id]
-            assert request is not None, "accept has returned"
+            assert isinstance(request, Request), "accept has returned"
             self._requests[request_id] = request
             del self._accepted[request_id]
         self._generations.update((generation.spec.seq_id, generation) for generation in request.generations)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from forerun.drafters.base import Drafter, LooksUpNgrams, NgramLookup
-from forerun.ops.cuda.ngram import LONGEST_MATCH
 from forerun.ops.cuda.table import DeviceTable, RuleTable
 
 
@@ -53,10 +52,8 @@ class DeviceNgrams:
     def of(
         cls, drafter: Drafter, table: DeviceTable, rules: RuleTable, propose: Callable[..., None]
     ) -> DeviceNgrams | None:
-        """None where another drafter drafts, or n-grams longer than the device tells apart are looked up."""
-        if not isinstance(drafter, LooksUpNgrams) or drafter.ngram_lookup.longest > LONGEST_MATCH:
-            return None
-        return cls(drafter.ngram_lookup, table, rules, propose)
+        """None where another drafter drafts."""
+        return cls(drafter.ngram_lookup, table, rules, propose) if isinstance(drafter, LooksUpNgrams) else None
 
     def propose(self, asked: AskedDrafts) -> None:
         """Draft into the table."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from forerun.core.draft import NO_DRAFT, Draft
-from forerun.core.sampling_params import SamplingParams
+from forerun.core.sampling_params import GREEDY_BELOW, SamplingParams
 from forerun.core.sequence import Sequence
 from forerun.core.step import NO_BLOCKS, SequenceSpec
 from forerun.errors import RequestError
@@ -33,7 +33,6 @@ from forerun.ops.cuda.table import (
     RuleTable,
 )
 from forerun.ops.penalties import penalises
-from forerun.ops.sampling import GREEDY_BELOW
 from forerun.ops.truncation import floor_of
 
 Ints = npt.NDArray[np.int32]
@@ -228,12 +227,13 @@ class DeviceSlots:
         note("seeds", slot, seed - (seed >> 63 << 64))
         note("temperature", slot, 0.0 if sampling.temperature < GREEDY_BELOW else sampling.temperature)
         note("floor", slot, floor_of(sampling.min_p))
-        note("top_k", slot, max(sampling.top_k, 0))
+        # top_k and min_length are cut for int32, which changes nothing: no vocabulary is larger, and no text longer.
+        note("top_k", slot, min(max(sampling.top_k, 0), self._vocab_size))
         note("top_p", slot, sampling.top_p)
         note("repetition", slot, sampling.repetition_penalty)
         note("frequency", slot, sampling.frequency_penalty)
         note("presence", slot, sampling.presence_penalty)
-        note("min_length", slot, len(spec.prompt_ids) + sampling.min_tokens)
+        note("min_length", slot, min(len(spec.prompt_ids) + sampling.min_tokens, spec.max_length + 1))
         note("max_length", slot, spec.max_length)
         stop_ids = sorted(token_id for token_id in spec.stop_token_ids if 0 <= token_id < self._vocab_size)
         note("stop_ids", slot, stop_ids + [-1] * (MOST_STOP_IDS - len(stop_ids)))

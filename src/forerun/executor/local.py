@@ -159,7 +159,8 @@ class LocalExecutor:
             )
         if isinstance(drafter, KeepsKV):
             drafter.use_kv(self.cache, num_blocks=self.cache.num_blocks - num_scratch[0])
-        self.drafting.replace(drafter, [state.sequence for state in self._states.values()])
+        states = list(self._states.values())  # at once, under the GIL: other threads prepare and release meanwhile
+        self.drafting.replace(drafter, [state.sequence for state in states])
 
     def prepare(self, spec: SequenceSpec) -> None:
         """See `Executor`."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from forerun.core.exact_math import Float32s
 from forerun.core.random_bits import Stream, key_of
-from forerun.core.sampling_params import SamplingParams
+from forerun.core.sampling_params import GREEDY_BELOW, SamplingParams
 from forerun.core.step import RowLogprobs
 from forerun.errors import ModelError, RequestError
 from forerun.ops.edits import RowEdits
@@ -21,8 +21,6 @@ from forerun.ops.penalties import Int32s, LogitBias, Penalties, penalises
 from forerun.ops.processors import as_processors
 from forerun.ops.race import first_of_weights, race
 from forerun.ops.truncation import KeptTokens, truncate
-
-GREEDY_BELOW = 1e-5  # a lower temperature is greedy, as in vLLM
 
 
 class SamplingRules:
@@ -301,7 +299,7 @@ def token_logprobs(rows: Tensor, token_ids: Sequence[int], k: int) -> RowLogprob
 
 
 def _check_token_ids(params: SamplingParams, bad_words_ids: Sequence[Sequence[int]], *, vocab_size: int) -> None:
-    """Raise `RequestError` for the first token id outside the vocabulary, or a bias that cannot be added."""
+    """Raise `RequestError` for the first token id outside the vocabulary."""
 
     def check(name: str, token_ids: Iterable[int]) -> None:
         for token_id in token_ids:
@@ -317,8 +315,3 @@ def _check_token_ids(params: SamplingParams, bad_words_ids: Sequence[Sequence[in
         check("bad_words", word)
         if not word:
             raise RequestError("bad_words: a word has no tokens; it cannot be forbidden; drop it")
-    for token_id, bias in (params.logit_bias or {}).items():
-        if not bias < math.inf:
-            raise RequestError(
-                f"logit_bias: got {bias} for token {token_id}; must be finite, or -inf to forbid the token"
-            )

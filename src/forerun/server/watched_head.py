@@ -24,7 +24,8 @@ class WatchedHead:
     """Looks every few seconds, and takes in a head whose files have not changed since the last look.
 
     `forerun train` packages the best head that it measured, the one it began with among them. A head that cannot be used is
-    reported once, and the one before goes on drafting. Texts are the same with any head.
+    reported once, and the one before goes on drafting; one that another failure kept out is tried again at the next look.
+    Texts are the same with any head.
 
     Args:
         model: what is served.
@@ -42,9 +43,9 @@ class WatchedHead:
         while True:
             stamp = self._stamp()
             if stamp is not None and stamp == before and stamp != taken:
-                taken = stamp
                 try:
-                    await self._take()
+                    if await self._take():
+                        taken = stamp
                 except EngineEndedError:
                     return
             before = stamp
@@ -58,15 +59,17 @@ class WatchedHead:
             return None
         return tuple((file.st_mtime_ns, file.st_size) for file in found)
 
-    async def _take(self) -> None:
+    async def _take(self) -> bool:
+        """Whether these files are done with: the head is used, or it cannot be."""
         try:
             await self._model.engine.ask(lambda _engine: self._model.llm.replace_head(self._folder))
         except ForerunError as error:
             self._report(f"--watch-head: the head in {self._folder} is not used: {error}")
-            return
+            return True
         except EngineEndedError:
             raise
         except Exception:  # whatever it is, the server goes on with the head that it has
-            logger.exception("--watch-head: the head in %s is not used", self._folder)
-            return
+            logger.exception("--watch-head: the head in %s is not used yet", self._folder)
+            return False
         self._report(f"--watch-head: the head in {self._folder} drafts from now on")
+        return True
