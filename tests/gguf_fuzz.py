@@ -1,4 +1,4 @@
-"""Reads mutated GGUF files whole, and counts what comes of it: `python -m tests.gguf_fuzz FOLDER FIRST LAST`."""
+"""Loads mutated GGUF files and computes with them, and counts what comes of it: `python -m tests.gguf_fuzz FOLDER FIRST LAST`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from forerun.errors import ModelError
+from forerun.models.base import choose_attention
 from forerun.models.decoder import build_decoder
 from forerun.models.gguf.architectures import architecture_of, unknown_architecture
 from forerun.models.gguf.checkpoint import GGUFCheckpoint
@@ -20,21 +21,27 @@ from forerun.models.gguf.config import config_of
 from forerun.models.gguf.file import open_gguf
 from forerun.models.gguf.tokenizer import build_tokenizer, chat_template
 from forerun.models.model_folder import gguf_parts
+from forerun.models.packing import Packing
+from forerun.ops.native.library import load_kernels
 from tests.family_gguf import FAMILY_GGUFS, save_family
 from tests.gguf_bytes import mutated
+from tests.models.paged_run import PagedRun
 from tests.tiny_gguf import save_tiny_gguf
 
 HEADER_BYTES = 1200  # where the keys are; the vocabulary and the tensors' places follow
 CPU = torch.device("cpu")
+TOKEN_IDS = (5, 9, 17, 3, 44)
 Whole = list[bytes]  # the parts of a model
 
 BLOCKS = (["Q8_0"], ["Q4_0", "Q4_1", "Q5_0", "Q5_1"], ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"])
-OTHER_BLOCKS = (["IQ4_NL", "IQ4_XS", "MXFP4"], ["IQ2_XXS", "IQ3_S", "IQ1_M", "TQ2_0", "NVFP4"])
+OTHER_BLOCKS = (["IQ4_NL", "IQ4_XS", "MXFP4"], ["IQ2_XXS", "IQ3_S", "IQ1_M", "TQ2_0", "NVFP4"], ["Q8_0", "BF16", "F16"])
 WITH_PIECES = ("llama", "phi3", "gemma2", "gemma3")
 
 
-def read_whole(path: Path) -> None:
-    """Read everything that a file holds, but with no help from transformers.
+def read_whole(path: Path, *, rounds_rows: bool = False) -> None:
+    """Read everything that a file holds, but with no help from transformers; pack its weights, and compute a few rows.
+
+    `rounds_rows`: those of weights in blocks are of eight bits.
 
     Raises:
         ModelError: it cannot be read; nothing else may be raised.
@@ -46,7 +53,12 @@ def read_whole(path: Path) -> None:
     config = config_of(file, row)
     build_tokenizer(file)
     chat_template(file)
-    build_decoder(config, GGUFCheckpoint(file, row), dtype=torch.float32, device=CPU)
+    kernels = load_kernels()
+    dtype = torch.bfloat16 if kernels and config.dtype == torch.bfloat16 else torch.float32
+    packing = Packing.choose(kernels, dtype=dtype, rounds_rows=rounds_rows) if kernels else None
+    model = build_decoder(config, GGUFCheckpoint(file, row), dtype=dtype, device=CPU, packing=packing)
+    run = PagedRun(model, attention=choose_attention(model.kv_specs, kernels))
+    run.feed([token_id % model.vocab_size for token_id in TOKEN_IDS], num_candidates=1)
 
 
 def whole_files(folder: Path) -> Iterator[Whole]:
@@ -84,7 +96,7 @@ def outcome(whole: Whole, seed: int, folder: Path) -> str:
     header_bytes = HEADER_BYTES if source.random() < 0.5 else len(whole[damaged])
     paths[damaged].write_bytes(mutated(whole[damaged], seed, header_bytes=header_bytes))
     try:
-        read_whole(paths[0])
+        read_whole(paths[0], rounds_rows=seed % 2 == 1)
     except ModelError as error:
         said = str(error)
         assert "\n" not in said, said
@@ -95,6 +107,7 @@ def outcome(whole: Whole, seed: int, folder: Path) -> str:
 
 def main(folder: Path, first: int, last: int) -> None:
     """Print how many files were read and refused, and by how many MB the process has grown meanwhile."""
+    torch.set_num_threads(1)  # and so the kernels': more would wait for each other longer than such models take
     wholes = list(whole_files(folder))
     for whole in wholes:
         read_whole(written(whole, folder)[0])  # which imports and allocates what is needed once

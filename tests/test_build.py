@@ -18,7 +18,7 @@ from forerun.ops.attention.paged import PagedAttention
 from forerun.ops.native import library
 from forerun.ops.native.attention import NativeAttention
 from forerun.ops.native.layers import NativeLayers
-from forerun.ops.native.library import VARIABLE
+from forerun.ops.native.library import KERNELS_VARIABLE
 from tests.engines import native_target, tiny_llm
 from tests.models.test_transformers_model import LATENT, SIZES, make_model
 from tests.native import needs_kernels
@@ -218,7 +218,7 @@ def test_the_kernels_attend_where_they_take_the_size_of_the_keys(tmp_path, sizes
 def test_the_kernels_give_the_text_of_torch(tmp_path, monkeypatch):
     folder = save_stand_in(tmp_path)
     texts = [LLM(folder, dtype="float32").generate("the sea", SAMPLING, use_tqdm=False)[0].outputs[0].text]
-    monkeypatch.setenv(VARIABLE, "off")
+    monkeypatch.setenv(KERNELS_VARIABLE, "off")
     texts.append(LLM(folder, dtype="float32").generate("the sea", SAMPLING, use_tqdm=False)[0].outputs[0].text)
     assert texts[0] == texts[1]
 

@@ -11,7 +11,7 @@ import forerun
 from forerun import LLM
 from forerun.bench import machine
 from forerun.core import processor
-from forerun.ops.native.library import VARIABLE, load_kernels
+from forerun.ops.native.library import KERNELS_VARIABLE, load_kernels
 
 
 def test_the_line_names_processor_cores_and_versions(tmp_path, monkeypatch):
@@ -24,7 +24,7 @@ def test_the_line_names_processor_cores_and_versions(tmp_path, monkeypatch):
 
 
 def test_without_kernels_torch_computes(folder, monkeypatch):
-    monkeypatch.setenv(VARIABLE, "off")
+    monkeypatch.setenv(KERNELS_VARIABLE, "off")
     assert machine.describe_kernels(dummy_llm(folder)) == f"torch, {torch.get_num_threads()} threads"
 
 

@@ -10,7 +10,7 @@ from forerun.bench import instruments
 from forerun.cli import loading
 from forerun.cli.app import main
 from forerun.errors import ModelError
-from forerun.ops.native.library import VARIABLE
+from forerun.ops.native.library import KERNELS_VARIABLE
 from tests.cli.fakes import FakeLoader
 from tests.tiny_models import tiny_config
 from tests.tiny_tokenizer import save_tiny_tokenizer
@@ -53,7 +53,7 @@ def test_curve_shows_a_row_per_shape(run):
 
 
 def test_curve_says_what_it_was_measured_with(run, folder, monkeypatch):
-    monkeypatch.setenv(VARIABLE, "off")
+    monkeypatch.setenv(KERNELS_VARIABLE, "off")
     shown = run(*CURVE).replace("\n", "")
     assert f"{folder}, float32 on cpu, kernels: torch" in shown
     assert "GB/s" in shown

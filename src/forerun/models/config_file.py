@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from forerun.errors import ModelError, one_line
-from forerun.models.config import HFConfig
+from forerun.models.config import SIZES, HFConfig
 from forerun.models.config_defaults import LAYER_TYPES, ConfigDefaults, Fields, set_if_none
 from forerun.models.families import MODEL_TYPES, Family, decoder_config
 from forerun.models.model_folder import CONFIG_FILE, GENERATION_FILE, QUANTIZATION_KEY, find_gguf, read_json
@@ -24,10 +24,6 @@ from forerun.models.transformers_logging import quiet_transformers
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-SIZES = (
-    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
-    "max_position_embeddings",
-)
 NEEDED = (*SIZES, "rms_norm_eps", "eos_token_id")
 UNUSUAL = ("text_config", "decoder", "generator", "text_encoder", "per_layer_config", "mlp_layer_types")
 TYPES: dict[str, tuple[type, ...]] = {

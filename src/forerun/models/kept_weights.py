@@ -20,7 +20,7 @@ from forerun.ops.native.formats.base import PackedWeight
 
 logger = logging.getLogger(__name__)
 
-VARIABLE = "FORERUN_PACKED_CACHE_GB"
+PACKED_CACHE_VARIABLE = "FORERUN_PACKED_CACHE_GB"
 """Environment variable: the most gigabytes that all kept weights may take together; 0 keeps and uses none."""
 
 MOST_WAITING_BYTES = 512 << 20
@@ -113,7 +113,7 @@ class NewWeights(Unkept):
             with self._giving_up():
                 self._writer.add(name, weight)
                 if self._writer.num_bytes > self._most_bytes:
-                    raise OSError(f"they take more than {self._most_bytes / 1e9:g} GB; raise {VARIABLE}")
+                    raise OSError(f"they take more than {self._most_bytes / 1e9:g} GB; raise {PACKED_CACHE_VARIABLE}")
 
     def _wait(self, most_bytes: int = 0) -> None:
         """Wait until no more than so many bytes are to be written, or nothing is."""
@@ -163,5 +163,5 @@ class NewWeights(Unkept):
                 self._log_level,
                 "packed weights are not kept, so the next start packs them again: %s; "
                 "set FORERUN_CACHE to a folder with space that you may write, or turn the cache off with %s=0",
-                *(error, VARIABLE),
+                *(error, PACKED_CACHE_VARIABLE),
             )

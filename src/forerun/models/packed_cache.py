@@ -26,7 +26,7 @@ from torch import Tensor
 import forerun
 from forerun.errors import ConfigError
 from forerun.models.fingerprint import WEIGHTS, samples_of
-from forerun.models.kept_weights import VARIABLE, KeptWeights, MappedWeights, NewWeights, Unkept
+from forerun.models.kept_weights import PACKED_CACHE_VARIABLE, KeptWeights, MappedWeights, NewWeights, Unkept
 from forerun.models.model_folder import CONFIG_FILE, gguf_parts
 from forerun.models.packed_file import PackedFile, PackedFileError, read_table
 from forerun.models.store import cache_folder
@@ -97,13 +97,13 @@ class PackedCache:
         Raises:
             ConfigError: the environment variable is no size.
         """
-        given = os.environ.get(VARIABLE) or DEFAULT_GB
+        given = os.environ.get(PACKED_CACHE_VARIABLE) or DEFAULT_GB
         try:
             most_bytes = int(float(given) * 1e9)
         except (ValueError, OverflowError):
             most_bytes = -1
         if most_bytes < 0:
-            raise ConfigError(f"{VARIABLE}: got {given!r}; must be a number of gigabytes, 0 for no cache")
+            raise ConfigError(f"{PACKED_CACHE_VARIABLE}: got {given!r}; must be a number of gigabytes, 0 for no cache")
         return cls(folder=cache_folder() / "packed", most_bytes=most_bytes)
 
     @contextmanager
@@ -169,7 +169,7 @@ class PackedCache:
                 log_level,
                 "packed weights are not kept, so the next start packs them again: they take about %.3g GB, the cache at most %g; "
                 "raise %s, or turn the cache off with %s=0",
-                *(num_bytes / 1e9, self.most_bytes / 1e9, VARIABLE, VARIABLE),
+                *(num_bytes / 1e9, self.most_bytes / 1e9, PACKED_CACHE_VARIABLE, PACKED_CACHE_VARIABLE),
             )
             return False
         folder = next(folder for folder in (self.folder, *self.folder.parents) if os.path.exists(folder))
@@ -181,7 +181,7 @@ class PackedCache:
             "packed weights are not kept, so the next start packs them again: they take about %.3g GB, and %s has only "
             "%.1f GB free; make room (forerun models prune), set FORERUN_CACHE to a folder with space, or turn the cache "
             "off with %s=0",
-            *(num_bytes / 1e9, folder, free / 1e9, VARIABLE),
+            *(num_bytes / 1e9, folder, free / 1e9, PACKED_CACHE_VARIABLE),
         )
         return False
 

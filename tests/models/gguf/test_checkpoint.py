@@ -197,6 +197,29 @@ def test_tensors_that_do_not_fit_are_named_with_their_file_and_what_is_inside(tm
     assert "config.json" not in str(found.value)
 
 
+@pytest.mark.parametrize("is_in_blocks", [False, True])
+def test_a_norm_that_is_no_vector_is_named(tmp_path, is_in_blocks):
+    writer = gguf.GGUFWriter(str(tmp_path / "x.gguf"), "gemma2")
+    values = np.ones((2, 32), np.float32)
+    q8_0 = gguf.GGMLQuantizationType.Q8_0
+    if is_in_blocks:
+        writer.add_tensor("output_norm.weight", gguf.quantize(values, q8_0), raw_dtype=q8_0)
+    else:
+        writer.add_tensor("output_norm.weight", values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(ModelError, match=r"tensor 'model.norm.weight' has shape \[2, 32\], expected one dimension"):
+        open_checkpoint(tmp_path / "x.gguf").load("model.norm.weight")
+
+
+def test_rows_that_are_no_pairs_of_all_heads_are_named(tmp_path):
+    save_tiny_gguf(tmp_path / "tiny.gguf", changes={"blk.0.attn_q.weight": np.zeros((36, 32), np.float32)})
+    with pytest.raises(ModelError, match=r"q_proj.weight' has shape \[36, 32\], expected a multiple of 8 rows"):
+        open_checkpoint(tmp_path / "tiny.gguf").load(QUERY)
+
+
 def test_a_file_that_was_cut_after_it_was_opened_is_an_error(tmp_path):
     save_tiny_gguf(tmp_path / "tiny.gguf")
     checkpoint = open_checkpoint(tmp_path / "tiny.gguf")

@@ -26,9 +26,10 @@ def fuzz(folder, first, last, *, timeout):
 
 
 def test_mutated_files_are_read_or_refused_in_little_memory(tmp_path):
-    found = fuzz(tmp_path, 0, 160, timeout=120)
-    assert found["read"] + found["refused"] == 160
-    assert found["refused"] > 60
+    found = fuzz(tmp_path, 0, 400, timeout=120)
+    assert found["read"] + found["refused"] == 400
+    assert found["read"] > 40
+    assert found["refused"] > 150
     assert found["grown_mb"] < MOST_MB
 
 

@@ -1,5 +1,7 @@
 """Checkpoints of other quantizers: the values are just those that each format defines."""
 
+from contextlib import suppress
+
 import numpy as np
 import pytest
 import torch
@@ -22,6 +24,7 @@ from tests.models.quantized.checkpoints import (
 from tests.models.state_dict import InMemoryCheckpoint
 
 MODULE = "model.layers.0.mlp.up_proj"
+SCHEME = compressed_settings()["config_groups"]
 
 
 def open_module(parts, config, **others):
@@ -45,6 +48,12 @@ def test_gptq_has_its_own_values_in_both_versions(seed, group_size, version, bit
     kind = "gptq" if version == 1 else "gptq_v2"
     _, found = values_of(parts, {"quant_method": "gptq", "bits": bits, "checkpoint_format": kind})
     assert np.array_equal(found, values)
+
+
+def test_gptq_has_its_own_values_where_zero_points_do_not_fill_their_words():
+    codes, zeros, scales, values = random_groups(0, group_size=32, outputs=20)
+    parts = gptq_parts(codes, zeros, scales, group_size=32)
+    assert np.array_equal(values_of(parts, {"quant_method": "gptq", "bits": 4})[1], values)
 
 
 def test_symmetric_gptq_of_eight_bits_has_its_own_values():
@@ -75,9 +84,11 @@ def test_compressed_tensors_of_eight_bits_per_output_has_its_own_values():
     assert np.array_equal(values_of(compressed_parts(codes, zeros, scales, bits=8), config)[1], values)
 
 
-def test_compressed_tensors_of_plain_int8_has_its_own_values():
+@pytest.mark.parametrize("shape", [(32, 1), (32,)])
+def test_compressed_tensors_of_plain_int8_has_its_own_values(shape):
     codes, _, scales, values = random_groups(0, group_size=192, bits=8, symmetric=True)
-    parts = {"weight": torch.from_numpy((codes - 128).astype(np.int8)), "weight_scale": torch.from_numpy(scales)}
+    stored = torch.from_numpy(scales).view(shape)
+    parts = {"weight": torch.from_numpy((codes - 128).astype(np.int8)), "weight_scale": stored}
     config = compressed_settings(bits=8, strategy="channel", format="int-quantized")
     assert np.array_equal(values_of(parts, config)[1], values)
 
@@ -116,13 +127,74 @@ def test_a_missing_part_is_named():
         open_module(parts, {"quant_method": "awq", "bits": 4})
 
 
-@pytest.mark.parametrize("suffix", ["qweight", "qzeros"])
-def test_a_part_of_another_shape_is_named(suffix):
-    codes, zeros, scales, _ = random_groups(0, group_size=32)
-    parts = awq_parts(codes, zeros, scales)
-    parts[suffix] = parts[suffix][:, :-1]
-    with pytest.raises(ModelError, match=f"its part '{suffix}' has shape"):
-        open_module(parts, {"quant_method": "awq", "bits": 4}).load(f"{MODULE}.weight")
+def test_zero_points_that_the_settings_promise_are_needed():
+    parts = compressed_parts(*random_groups(0, group_size=32)[:3])
+    with pytest.raises(ModelError, match=r"up_proj\.weight is quantized, but its part 'weight_zero_point' is missing"):
+        open_module(parts, compressed_settings(symmetric=False))
+
+
+GROUPS = random_groups(0, group_size=32)[:3]
+MODULES = {
+    "gptq": (gptq_parts(*GROUPS, group_size=32), {"quant_method": "gptq", "bits": 4}),
+    "awq": (awq_parts(*GROUPS), {"quant_method": "awq", "bits": 4}),
+    "packed": (
+        compressed_parts(*GROUPS, symmetric=False) | {"weight_g_idx": torch.arange(192) // 32},
+        compressed_settings(symmetric=False),
+    ),
+    "int8": (
+        {"weight": torch.zeros(32, 192, dtype=torch.int8), "weight_scale": torch.ones(32, 6)},
+        compressed_settings(bits=8, format="int-quantized"),
+    ),
+}
+"""A module as each method stores it: its parts, and the settings."""
+
+every_part = pytest.mark.parametrize(
+    ("method", "suffix"), [(name, part) for name in MODULES for part in MODULES[name][0]]
+)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda part: part.flatten()[0],
+        lambda part: part[:0],
+        lambda part: part.flatten() if part.dim() == 2 else part[None],
+        lambda part: part[:-1],
+    ],
+    ids=["a number", "empty", "other dimensions", "shorter"],
+)
+@every_part
+def test_a_misshapen_part_is_refused(method, suffix, spoil):
+    parts, config = MODULES[method]
+    with pytest.raises(ModelError, match=r"up_proj\.weight: "):
+        open_module(parts | {suffix: spoil(parts[suffix])}, config).load(f"{MODULE}.weight")
+
+
+@every_part
+def test_a_part_of_another_dtype_is_named(method, suffix):
+    parts, config = MODULES[method]
+    checkpoint = open_module(parts | {suffix: parts[suffix].double()}, config)
+    with pytest.raises(ModelError, match=rf"up_proj\.weight: its part '{suffix}' is of torch.float64, expected torch"):
+        checkpoint.load(f"{MODULE}.weight")
+
+
+@given(st.data())
+@settings(max_examples=200, deadline=None)
+def test_parts_of_any_shape_and_dtype_are_read_or_refused(data):
+    parts, config = MODULES[data.draw(st.sampled_from(sorted(MODULES)))]
+    suffix = data.draw(st.sampled_from(sorted(parts)))
+    shape = [data.draw(st.sampled_from([0, 1, 8, n - 1, n, n + 1])) for n in parts[suffix].shape]
+    dtype = data.draw(st.sampled_from([parts[suffix].dtype, torch.int8, torch.int64, torch.float16, torch.bool]))
+    with suppress(ModelError):
+        checkpoint = open_module(parts | {suffix: torch.ones(shape, dtype=dtype)}, config)
+        assert checkpoint.load(f"{MODULE}.weight").shape == checkpoint.shape(f"{MODULE}.weight")
+
+
+@pytest.mark.parametrize(("method", "suffix"), [("awq", "qzeros"), ("gptq", "scales"), ("packed", "weight_zero_point")])
+def test_a_part_that_does_not_fit_the_others_is_named(method, suffix):
+    parts, config = MODULES[method]
+    with pytest.raises(ModelError, match=rf"its part '{suffix}' has shape .*, expected \["):
+        open_module(parts | {suffix: parts[suffix][:, :-1]}, config).load(f"{MODULE}.weight")
 
 
 @given(st.integers(0, 2**32), st.sampled_from([32, 64, 96]), st.sampled_from([2, 4, 8]))
@@ -159,6 +231,13 @@ def test_groups_in_another_order_stay_in_blocks_where_blocks_are_of_one_group():
     kind, found = values_of(parts, {"quant_method": "gptq", "bits": 4, "desc_act": True})
     assert kind == "Q5_0"
     assert np.array_equal(found, values)
+
+
+def test_an_order_of_too_few_inputs_is_refused():
+    parts = compressed_parts(*random_groups(0, group_size=32, symmetric=True)[:3])
+    parts["weight_g_idx"] = torch.full((191,), -1)
+    with pytest.raises(ModelError, match=r"its part 'weight_g_idx' has shape \[191\], expected \[192\]"):
+        open_module(parts, compressed_settings()).load(f"{MODULE}.weight")
 
 
 def test_an_order_of_minus_one_is_that_of_the_inputs():
@@ -207,6 +286,7 @@ def test_eight_bits_that_are_not_symmetric_are_refused():
     [
         ({"quant_method": "fp8"}, "got the method 'fp8'; may be awq, compressed-tensors, gptq"),
         ("bitsandbytes", "got the method 'bitsandbytes'"),
+        ({"quant_method": ["gptq"]}, r"got the method \['gptq'\]"),
         ({"quant_method": "gptq", "bits": 3}, r"\(gptq\): bits: got 3; may be 2, 4, 8"),
         ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "checkpoint_format: got 'marlin'"),
         ({"quant_method": "gptq", "bits": 4, "dynamic": {"x": {}}}, "dynamic: got"),
@@ -217,6 +297,12 @@ def test_eight_bits_that_are_not_symmetric_are_refused():
         (compressed_settings(strategy="block"), "strategy: got 'block'; may be group, channel"),
         (compressed_settings(format="marlin-24"), "format: got 'marlin-24'"),
         (compressed_settings(config_groups={}), "config_groups: got"),
+        (compressed_settings(config_groups=5), "config_groups: got 5"),
+        (compressed_settings(config_groups=SCHEME | {"W8A16": ["x"]}), r"config_groups: got \['group_0', 'W8A16'\]"),
+        (
+            compressed_settings(config_groups={"group_0": {"weights": ["x"]}}),
+            r"weights: got \['x'\]; may be int4, int8",
+        ),
         (compressed_settings(kv_cache_scheme={"num_bits": 8}), "kv_cache_scheme: got"),
     ],
 )
@@ -225,11 +311,17 @@ def test_what_is_not_supported_is_named(config, message):
         quantized_layout(config)
 
 
-def test_activations_in_few_bits_are_refused():
+@pytest.mark.parametrize(("activations", "said"), [({"num_bits": 8}, "8"), ("int8", "'int8'")])
+def test_activations_in_few_bits_are_refused(activations, said):
     config = compressed_settings(bits=8, strategy="channel", format="int-quantized")
-    config["config_groups"]["group_0"]["input_activations"] = {"num_bits": 8}
-    with pytest.raises(ModelError, match="input_activations: got 8"):
+    config["config_groups"]["group_0"]["input_activations"] = activations
+    with pytest.raises(ModelError, match=f"input_activations: got {said}"):
         quantized_layout(config)
+
+
+def test_whole_numbers_of_bits_may_be_written_with_a_point():
+    parts, config = MODULES["gptq"]
+    assert values_of(parts, config | {"bits": 4.0})[0] == "Q5_0"
 
 
 @given(st.integers(0, 2**32), st.sampled_from([2, 4, 8]))

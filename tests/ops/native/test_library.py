@@ -14,7 +14,7 @@ import torch
 
 from forerun.errors import ConfigError
 from forerun.ops.native import library
-from forerun.ops.native.library import LEVELS, VARIABLE, kernels_of_level, library_file, load_kernels
+from forerun.ops.native.library import KERNELS_VARIABLE, LEVELS, kernels_of_level, library_file, load_kernels
 from tests.native import (
     BF16,
     BF16_CODED,
@@ -32,7 +32,7 @@ from tests.native import (
 
 @pytest.fixture(autouse=True)
 def no_variable(monkeypatch):
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv(KERNELS_VARIABLE, raising=False)
 
 
 # --- which build ----------------------------------------------------------------------------------
@@ -45,25 +45,27 @@ def test_the_best_build_that_runs_here_is_reserved():
 
 @pytest.mark.parametrize("level", KERNELS)
 def test_the_environment_may_name_a_level(monkeypatch, level):
-    monkeypatch.setenv(VARIABLE, level)
+    monkeypatch.setenv(KERNELS_VARIABLE, level)
     assert load_kernels() is KERNELS[level]
 
 
 def test_the_environment_may_turn_them_off(monkeypatch):
-    monkeypatch.setenv(VARIABLE, "off")
+    monkeypatch.setenv(KERNELS_VARIABLE, "off")
     assert load_kernels() is None
 
 
 @pytest.mark.parametrize("level", ["avx1024", "", "OFF"])
 def test_an_unknown_level_is_refused_with_those_there_are(monkeypatch, level):
-    monkeypatch.setenv(VARIABLE, level)
-    with pytest.raises(ConfigError, match=f"{VARIABLE}: got '{level}'; may be off, amx, avx512bf16, .*portable"):
+    monkeypatch.setenv(KERNELS_VARIABLE, level)
+    with pytest.raises(
+        ConfigError, match=f"{KERNELS_VARIABLE}: got '{level}'; may be off, amx, avx512bf16, .*portable"
+    ):
         load_kernels()
 
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_level_that_is_not_here_is_refused_when_asked_for(monkeypatch, level):
-    monkeypatch.setenv(VARIABLE, level)
+    monkeypatch.setenv(KERNELS_VARIABLE, level)
     monkeypatch.setattr(library, "kernels_of_level", lambda level: None)
     with pytest.raises(ConfigError, match=f"'{level}' is not built or not for this CPU"):
         load_kernels()
@@ -221,7 +223,7 @@ def test_where_nothing_is_built_one_warning_says_what_is_lost(caplog, monkeypatc
 
 @needs_kernels
 def test_kernels_that_are_only_turned_off_are_not_missed(caplog, monkeypatch):
-    monkeypatch.setenv(VARIABLE, "off")
+    monkeypatch.setenv(KERNELS_VARIABLE, "off")
     library.warn_if_not_built.cache_clear()
     library.warn_if_not_built()
     assert not caplog.records

@@ -32,8 +32,8 @@ PARTS = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-POST_NORMS = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
-SANDWICH_NORMS = {**POST_NORMS, "ffn_norm": "pre_feedforward_layernorm"}
+POST_NORM_PARTS = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
+SANDWICH_NORM_PARTS = {**POST_NORM_PARTS, "ffn_norm": "pre_feedforward_layernorm"}
 FUSED = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
 
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
@@ -173,10 +173,12 @@ _ROWS = (
     GGUFArchitecture(name="qwen2", model_type="qwen2", fields=_qwen2),
     GGUFArchitecture(name="qwen3", model_type="qwen3", fields=_qwen3),
     GGUFArchitecture(name="smollm3", model_type="smollm3", fields=_smollm3, has_pairs=True),
-    GGUFArchitecture(name="gemma2", model_type="gemma2", fields=_gemma2, parts=SANDWICH_NORMS, norm_offset=1.0),
-    GGUFArchitecture(name="gemma3", model_type="gemma3_text", fields=_gemma3, parts=SANDWICH_NORMS, norm_offset=1.0),
+    GGUFArchitecture(name="gemma2", model_type="gemma2", fields=_gemma2, parts=SANDWICH_NORM_PARTS, norm_offset=1.0),
+    GGUFArchitecture(
+        name="gemma3", model_type="gemma3_text", fields=_gemma3, parts=SANDWICH_NORM_PARTS, norm_offset=1.0
+    ),
     GGUFArchitecture(name="phi3", model_type="phi3", fields=_phi3, parts=FUSED),
-    GGUFArchitecture(name="olmo2", model_type="olmo2", parts=POST_NORMS),
+    GGUFArchitecture(name="olmo2", model_type="olmo2", parts=POST_NORM_PARTS),
     GGUFArchitecture(name="granite", model_type="granite", fields=_granite, has_pairs=True),
 )
 

@@ -56,15 +56,25 @@ class GGUFCheckpoint:
         """Return a tensor's values as they are stored.
 
         Raises:
-            ModelError: the file cannot be read any more, or nothing installed reads the tensor's type.
+            ModelError: the file cannot be read any more, nothing installed reads the tensor's type, or it has a shape that
+                cannot be put into the decoder's order.
         """
         weight = load_tensor(self._places[name])
         if self._row.has_pairs and (num_heads := self._num_heads(name)):
+            if weight.shape[0] % (2 * num_heads):
+                raise self._misshapen(name, f"a multiple of {2 * num_heads} rows: pairs of {num_heads} heads")
             return weight[firsts_before_seconds(weight.shape[0], num_heads)]
         if self._row.norm_offset and name.endswith("norm.weight"):
-            assert isinstance(weight, Tensor), "a vector is never kept in blocks"
+            if not isinstance(weight, Tensor) or weight.dim() != 1:
+                raise self._misshapen(name, "one dimension")
             return weight.float() - self._row.norm_offset
         return weight
+
+    def _misshapen(self, name: str, expected: str) -> ModelError:
+        shape = list(self.shape(name))
+        return ModelError(
+            f"{self.facts.name}: tensor {name!r} has shape {shape}, expected {expected}; {self.facts.remedy}"
+        )
 
     def _num_heads(self, name: str) -> int:
         """The number of heads whose rows a tensor of queries or keys has; 0 for other tensors."""

@@ -25,7 +25,7 @@ def quantized_layout(settings: object) -> QuantizedLayout:
         ModelError: the method, or what its settings ask for, is not supported.
     """
     name = settings.get("quant_method") if isinstance(settings, Mapping) else settings
-    if not isinstance(settings, Mapping) or name not in METHODS:
+    if not isinstance(settings, Mapping) or not isinstance(name, str) or name not in METHODS:
         raise ModelError(
             f"quantization_config: got the method {name!r}; may be {', '.join(METHODS)}; "
             "use the original model, or a GGUF of it"

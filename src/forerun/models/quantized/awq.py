@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from forerun.models.quantized.layout import Parts, Setting, Shapes, expect_shape
+from forerun.models.quantized.layout import SCALES, WORDS, Kinds, Parts, Setting, Shapes, expect_shape
 from forerun.models.quantized.packed_codes import WORD_BITS, block_weight, unpack_words
 from forerun.ops.block_weight import BlockWeight
 
@@ -24,8 +24,8 @@ class AWQLayout:
     """
 
     main: ClassVar[str] = "qweight"
-    needed: ClassVar[frozenset[str]] = frozenset({"qweight", "qzeros", "scales"})
-    optional: ClassVar[frozenset[str]] = frozenset()
+    needed: ClassVar[Kinds] = {"qweight": WORDS, "qzeros": WORDS, "scales": SCALES}
+    optional: ClassVar[Kinds] = {}
 
     def shape(self, shapes: Shapes) -> tuple[int, int]:
         """See `QuantizedLayout`."""
@@ -35,9 +35,9 @@ class AWQLayout:
     def load(self, name: str, parts: Parts) -> BlockWeight:
         """See `QuantizedLayout`."""
         words, scales = parts["qweight"], parts["scales"]
-        groups, outputs = scales.shape
-        expect_shape(name, "qweight", words, (len(words), outputs // PER_WORD))
-        expect_shape(name, "qzeros", parts["qzeros"], (groups, outputs // PER_WORD))
+        groups, words_of_outputs = len(scales), words.shape[1]
+        expect_shape(name, "scales", scales, (groups, words_of_outputs * PER_WORD))
+        expect_shape(name, "qzeros", parts["qzeros"], (groups, words_of_outputs))
         codes = unpack_words(words, BITS, ORDER)
         zeros = unpack_words(parts["qzeros"], BITS, ORDER)
         return block_weight(name, codes.T, zeros.T, scales.T)

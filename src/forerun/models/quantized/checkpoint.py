@@ -22,27 +22,30 @@ class QuantizedCheckpoint:
         """Find the quantized modules by the names of tensors.
 
         Raises:
-            ModelError: a module lacks a part without which its weight means nothing.
+            ModelError: a module lacks a part without which its weight means nothing, or a part has no shape of its kind.
         """
         self._checkpoint = checkpoint
         self._layout = layout
         self.facts = replace(checkpoint.facts, is_mixed=True)
+        self._kinds = {**layout.optional, **layout.needed}
         names = checkpoint.names()
         modules = {name.removesuffix(f".{layout.main}") for name in names if name.endswith(f".{layout.main}")}
         self._parts: dict[str, dict[str, str]] = defaultdict(dict)  # weight -> suffix -> tensor
         taken = set()
         for name in names:
             module, _, suffix = name.rpartition(".")
-            if module in modules and suffix in layout.needed | layout.optional:
+            if module in modules and suffix in self._kinds:
                 self._parts[f"{module}.weight"][suffix] = name
                 taken.add(name)
         self._names = (names - taken) | self._parts.keys()
         for weight, parts in sorted(self._parts.items()):
-            absent = sorted(layout.needed - parts.keys())
+            absent = sorted(layout.needed.keys() - parts.keys())
             if absent:
                 raise ModelError(
                     f"checkpoint: {weight} is quantized, but its part {absent[0]!r} is missing; download the model again"
                 )
+            for suffix, stored in parts.items():
+                self._kinds[suffix].check_shape(weight, suffix, checkpoint.shape(stored))
 
     def names(self) -> frozenset[str]:
         """See `Checkpoint`."""
@@ -59,9 +62,12 @@ class QuantizedCheckpoint:
         """See `Checkpoint`.
 
         Raises:
-            ModelError: the weight's parts do not fit each other, or its values have no block format.
+            ModelError: a part of the weight is of a wrong dtype or does not fit the others, or its values have no block format.
         """
         parts = self._parts.get(name)
         if parts is None:
             return self._checkpoint.load(name)
-        return self._layout.load(name, {suffix: self._checkpoint.load(stored) for suffix, stored in parts.items()})
+        loaded = {suffix: self._checkpoint.load(stored) for suffix, stored in parts.items()}
+        for suffix, tensor in loaded.items():
+            self._kinds[suffix].check_dtype(name, suffix, tensor.dtype)
+        return self._layout.load(name, loaded)

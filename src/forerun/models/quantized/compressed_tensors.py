@@ -10,12 +10,24 @@ import torch
 from torch import Tensor
 
 from forerun.errors import ModelError
-from forerun.models.quantized.layout import Parts, QuantizedLayout, Setting, Shapes, expect_shape
+from forerun.models.quantized.layout import (
+    INTEGERS,
+    SCALES,
+    WORDS,
+    Kinds,
+    PartKind,
+    Parts,
+    QuantizedLayout,
+    Setting,
+    Shapes,
+    expect_shape,
+)
 from forerun.models.quantized.packed_codes import WORD_BITS, block_weight, unpack_words, weight_of_groups
 from forerun.ops.block_weight import BlockWeight
 
 METHOD = "compressed-tensors"
 BITS = (4, 8)
+WIDTHS = ", ".join(f"int{bits}" for bits in BITS)
 STRATEGIES = ("group", "channel")
 
 
@@ -30,9 +42,15 @@ class PackedLayout:
     """
 
     bits: int
+    is_symmetric: bool
     main: ClassVar[str] = "weight_packed"
-    needed: ClassVar[frozenset[str]] = frozenset({"weight_packed", "weight_scale"})
-    optional: ClassVar[frozenset[str]] = frozenset({"weight_shape", "weight_zero_point", "weight_g_idx"})
+    optional: ClassVar[Kinds] = {"weight_shape": INTEGERS, "weight_zero_point": WORDS, "weight_g_idx": INTEGERS}
+
+    @property
+    def needed(self) -> Kinds:
+        """See `QuantizedLayout`."""
+        always = {"weight_packed": WORDS, "weight_scale": SCALES}
+        return always if self.is_symmetric else always | {"weight_zero_point": WORDS}
 
     def shape(self, shapes: Shapes) -> tuple[int, int]:
         """See `QuantizedLayout`; words are full: inputs are a multiple of 32."""
@@ -44,7 +62,8 @@ class PackedLayout:
         words, scale = parts["weight_packed"], parts["weight_scale"]
         per_word = WORD_BITS // self.bits
         outputs, inputs = len(words), words.shape[1] * per_word
-        expect_shape(name, "weight_scale", scale, (outputs, scale.shape[-1]))
+        groups = scale.shape[1]
+        expect_shape(name, "weight_scale", scale, (outputs, groups))
         if "weight_shape" in parts and parts["weight_shape"].tolist() != [outputs, inputs]:
             raise ModelError(
                 f"{name}: got a weight of shape {parts['weight_shape'].tolist()} in {list(words.shape)} words; "
@@ -52,25 +71,32 @@ class PackedLayout:
             )
         codes = unpack_words(words, self.bits)
         if "weight_zero_point" in parts:
-            groups = scale.shape[1]
             stored = parts["weight_zero_point"]
             expect_shape(name, "weight_zero_point", stored, (-(-outputs // per_word), groups))
             zeros = unpack_words(stored.T, self.bits).T[:outputs]
         else:
             zeros = torch.full(scale.shape, 1 << self.bits - 1, dtype=torch.uint8)
-        group_of = parts.get("weight_g_idx")
-        if group_of is not None and not (group_of == -1).any():
-            return weight_of_groups(name, codes, zeros, scale, group_of)
+        if "weight_g_idx" in parts:
+            group_of = parts["weight_g_idx"]
+            expect_shape(name, "weight_g_idx", group_of, (inputs,))
+            if not (group_of == -1).any():
+                return weight_of_groups(name, codes, zeros, scale, group_of)
         return block_weight(name, codes, zeros, scale)
 
 
 @dataclass(frozen=True, slots=True)
 class IntLayout:
-    """Format "int-quantized": scale * code; `weight` int8 [outputs, inputs], `weight_scale` [outputs, groups]."""
+    """Format "int-quantized": scale * code.
+
+    `weight` int8 [outputs, inputs], and `weight_scale` [outputs, groups], or [outputs] where an output has one.
+    """
 
     main: ClassVar[str] = "weight_scale"
-    needed: ClassVar[frozenset[str]] = frozenset({"weight", "weight_scale"})
-    optional: ClassVar[frozenset[str]] = frozenset()
+    needed: ClassVar[Kinds] = {
+        "weight": PartKind((torch.int8,)),
+        "weight_scale": PartKind(SCALES.dtypes, (1, 2)),
+    }
+    optional: ClassVar[Kinds] = {}
 
     def shape(self, shapes: Shapes) -> tuple[int, int]:
         """See `QuantizedLayout`."""
@@ -79,38 +105,36 @@ class IntLayout:
 
     def load(self, name: str, parts: Parts) -> BlockWeight:
         """See `QuantizedLayout`."""
-        codes, scale = parts["weight"], parts["weight_scale"]
-        if codes.dtype != torch.int8:
-            raise ModelError(f"{name}: got codes of {codes.dtype}; must be int8; download the model again")
-        return block_weight(name, codes, None, _by_output(scale, len(codes)))
-
-
-def _by_output(scale: Tensor, outputs: int) -> Tensor:
-    """Scales [outputs, groups], of which a tensor of one output each may leave the groups out."""
-    return scale.view(outputs, -1)
+        codes, stored = parts["weight"], parts["weight_scale"]
+        scale = stored if stored.dim() == 2 else stored[:, None]
+        expect_shape(name, "weight_scale", scale, (len(codes), scale.shape[1]))
+        return block_weight(name, codes, None, scale)
 
 
 def read_compressed_tensors(settings: Mapping[str, Any]) -> QuantizedLayout:
     """See `MethodReader`."""
-    groups = settings.get("config_groups") or {}
-    schemes = [group for group in groups.values() if isinstance(group, Mapping)] if isinstance(groups, Mapping) else []
-    if len(schemes) != 1:
-        raise Setting(METHOD, "config_groups").refuse(list(groups), "one group: all modules have the same scheme")
-    (scheme,) = schemes
+    groups = settings.get("config_groups")
+    schemes = list(groups.values()) if isinstance(groups, Mapping) else []
+    if len(schemes) != 1 or not isinstance(scheme := schemes[0], Mapping):
+        got = list(groups) if isinstance(groups, Mapping) else groups
+        raise Setting(METHOD, "config_groups").refuse(got, "one group: all modules have the same scheme")
     kind = scheme.get("format") or settings.get("format")
-    weights = scheme.get("weights") or {}
+    weights = scheme.get("weights")
+    if not isinstance(weights, Mapping):
+        raise Setting(METHOD, "weights").refuse(weights, WIDTHS)
     bits, number, strategy = (weights.get(key) for key in ("num_bits", "type", "strategy"))
     if number != "int" or bits not in BITS:
-        raise Setting(METHOD, "weights").refuse(f"{number}{bits}", ", ".join(f"int{width}" for width in BITS))
+        raise Setting(METHOD, "weights").refuse(f"{number}{bits}", WIDTHS)
     if strategy not in STRATEGIES:
         raise Setting(METHOD, "strategy").refuse(strategy, ", ".join(STRATEGIES))
     for key in ("sparsity_config", "transform_config", "kv_cache_scheme"):
         if settings.get(key) and settings[key] != {"format": "dense"}:
             raise Setting(METHOD, key).refuse(settings[key], "left out")
+    is_symmetric = bool(weights.get("symmetric", True))
     if kind == "pack-quantized":
         _check_plain_activations(scheme)
-        return PackedLayout(bits=bits)
-    if kind == "int-quantized" and bits == 8 and weights.get("symmetric", True):
+        return PackedLayout(bits=int(bits), is_symmetric=is_symmetric)
+    if kind == "int-quantized" and bits == 8 and is_symmetric:
         _check_plain_activations(scheme)
         return IntLayout()
     raise Setting(METHOD, "format").refuse(kind, "pack-quantized, or int-quantized with symmetric int8")
@@ -118,7 +142,9 @@ def read_compressed_tensors(settings: Mapping[str, Any]) -> QuantizedLayout:
 
 def _check_plain_activations(scheme: Mapping[str, Any]) -> None:
     """Refuse activations in few bits: the kernels take them in bf16, which would be another model."""
-    if scheme.get("input_activations"):
+    activations = scheme.get("input_activations")
+    if activations:
         raise Setting(METHOD, "input_activations").refuse(
-            scheme["input_activations"].get("num_bits"), "null: weights alone are in few bits (W4A16, W8A16)"
+            activations.get("num_bits") if isinstance(activations, Mapping) else activations,
+            "null: weights alone are in few bits (W4A16, W8A16)",
         )

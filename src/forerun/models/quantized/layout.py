@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
+import torch
 from torch import Tensor
 
 from forerun.errors import ModelError
@@ -19,27 +20,71 @@ Shapes = Mapping[str, tuple[int, ...]]
 """Their shapes, by suffix."""
 
 
+@dataclass(frozen=True, slots=True)
+class PartKind:
+    """What a part of a weight has to be: its dtype one of `dtypes`, its number of dimensions one of `dimensions`."""
+
+    dtypes: tuple[torch.dtype, ...]
+    dimensions: tuple[int, ...] = (2,)
+
+    def check_shape(self, name: str, suffix: str, shape: tuple[int, ...]) -> None:
+        """Check the number of dimensions of a part of the weight `name`, and that it is not empty.
+
+        Raises:
+            ModelError: it is another, or a dimension is 0.
+        """
+        if len(shape) not in self.dimensions or 0 in shape:
+            raise ModelError(
+                f"{name}: its part {suffix!r} has shape {list(shape)}, expected {' or '.join(map(str, self.dimensions))} "
+                "dimensions, none of them 0; download the model again"
+            )
+
+    def check_dtype(self, name: str, suffix: str, dtype: torch.dtype) -> None:
+        """Check the dtype of a part of the weight `name`.
+
+        Raises:
+            ModelError: it is another.
+        """
+        if dtype not in self.dtypes:
+            raise ModelError(
+                f"{name}: its part {suffix!r} is of {dtype}, expected {' or '.join(map(str, self.dtypes))}; "
+                "download the model again"
+            )
+
+
+WORDS = PartKind((torch.int32,))
+SCALES = PartKind((torch.float16, torch.bfloat16, torch.float32))
+INTEGERS = PartKind((torch.int32, torch.int64), (1,))
+
+Kinds = Mapping[str, PartKind]
+"""What the parts of a weight have to be, by suffix."""
+
+
 class QuantizedLayout(Protocol):
     """How a checkpoint stores a weight [outputs, inputs] in several tensors: a module's, each with a suffix of its own."""
 
     main: ClassVar[str]
     """The suffix by which a quantized module is known."""
 
-    needed: ClassVar[frozenset[str]]
-    """The suffixes of all parts that each weight has."""
+    @property
+    def needed(self) -> Kinds:
+        """The parts that each weight has."""
+        ...
 
-    optional: ClassVar[frozenset[str]]
-    """Those of parts that some have."""
+    @property
+    def optional(self) -> Kinds:
+        """Those that some have."""
+        ...
 
     def shape(self, shapes: Shapes) -> tuple[int, int]:
         """Return a weight's shape from those of its parts."""
         ...
 
     def load(self, name: str, parts: Parts) -> BlockWeight | Tensor:
-        """Return the weight `name`, with just the values that its parts define.
+        """Return the weight `name`, with just the values that its parts define; each of them is of its kind.
 
         Raises:
-            ModelError: a part is missing or of a wrong shape, or the values have no block format.
+            ModelError: parts do not fit each other, or the values have no block format.
         """
         ...
 

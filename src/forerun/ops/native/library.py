@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 LEVELS = ("amx", "avx512bf16", "avx512", "avxvnni", "avx2", "neonbf16", "neon", "portable")
 """Builds of the kernels, best first, each made for one kind of machine; a CPU runs the first whose instructions it has."""
 
-VARIABLE = "FORERUN_CPU_KERNELS"
+KERNELS_VARIABLE = "FORERUN_CPU_KERNELS"
 """Environment variable that names a level to use, or "off"."""
 
 PROTOTYPES: dict[str, list[type]] = {
@@ -200,15 +200,15 @@ def best_kernels() -> Kernels | None:
     Raises:
         ConfigError: as `load_kernels`.
     """
-    wanted = os.environ.get(VARIABLE)
+    wanted = os.environ.get(KERNELS_VARIABLE)
     if wanted == "off":
         return None
     if wanted is not None and wanted not in LEVELS:
-        raise ConfigError(f"{VARIABLE}: got {wanted!r}; may be off, {', '.join(LEVELS)}")
+        raise ConfigError(f"{KERNELS_VARIABLE}: got {wanted!r}; may be off, {', '.join(LEVELS)}")
     kernels = next(filter(None, map(kernels_of_level, LEVELS if wanted is None else [wanted])), None)
     if kernels is None and wanted is not None:
         raise ConfigError(
-            f"{VARIABLE}: {wanted!r} is not built or not for this CPU; leave it unset for the best there is"
+            f"{KERNELS_VARIABLE}: {wanted!r} is not built or not for this CPU; leave it unset for the best there is"
         )
     return kernels
 
@@ -251,7 +251,7 @@ def _named(name: str) -> Iterator[None]:
         yield
     except (OSError, AttributeError) as error:
         raise ConfigError(
-            f"native CPU kernels: {library_file(name).name} cannot be used ({error}); reinstall forerun, or set {VARIABLE}=off"
+            f"native CPU kernels: {library_file(name).name} cannot be used ({error}); reinstall forerun, or set {KERNELS_VARIABLE}=off"
         ) from error
 
 

@@ -1,4 +1,4 @@
-// The merges that BPE uses of a SentencePiece vocabulary: the compiled twin of `merges_one_by_one` in models/gguf/merges.py.
+// The merges that BPE uses of a SentencePiece vocabulary: the compiled twin of `used_merges_one_by_one` in models/gguf/merges.py.
 //
 // Nothing here is shared between calls: a call reads and writes what it is given.
 #pragma once
