@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tqdm.auto import tqdm
 
 from forerun import SamplingParams
 from forerun.engine.generation import Generation
@@ -106,6 +107,99 @@ def test_messages_that_are_none_are_refused_in_one_line(chat_target, messages):
     with pytest.raises(RequestError, match=r"^messages: ") as caught:
         tiny_llm(target=chat_target).chat(messages, GREEDY, use_tqdm=False)
     assert "\n" not in str(caught.value)
+
+
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"max_tokens": 2}, r"max_tokens.* put it into SamplingParams\(max_tokens=...\)"),
+        ({"params": GREEDY}, "unknown key 'params'"),
+        ({"documents": [{}]}, "unknown key 'documents'"),
+        ({"add_generation_promt": True}, "did you mean 'add_generation_prompt'"),
+        ({"chat_template_kwargs": {"enable_thinkin": False}}, "no variable 'enable_thinkin'; it has: none"),
+        ({"chat_template_kwargs": {"max_tokens": 2}}, "no variable 'max_tokens'"),
+        ({"chat_template_kwargs": 5}, "must be a dict"),
+        ({"lora_request": "mine"}, "lora_request: got 'mine'; forerun has nothing of this"),
+        ({"add_generation_prompt": "no"}, "must be True or False"),
+        ({"continue_final_message": 1}, "must be True or False"),
+        ({"chat_template": 5}, "chat_template: got 5; must be a template's text"),
+        ({"chat_template_content_format": "openai"}, "may be 'auto' or 'string'"),
+        ({"tools": "wait"}, "tools: got 'wait'; must be a list"),
+    ],
+)
+def test_what_chat_cannot_use_is_refused_in_one_line(chat_target, arguments, said):
+    llm = tiny_llm(target=chat_target)
+    for call in (
+        lambda: llm.chat(HELLO, GREEDY, use_tqdm=False, **arguments),
+        lambda: llm.stream_chat(HELLO, **arguments),
+    ):
+        with pytest.raises((RequestError, UnknownKeyError), match=said) as caught:
+            call()
+        assert "\n" not in str(caught.value)
+
+
+def test_variables_of_the_template_come_by_name_or_in_a_dict(chat_target):
+    llm, template = tiny_llm(target=chat_target), "{{ mood }} {{ messages[0].content }}"
+    (by_name,) = llm.chat(HELLO, GREEDY, False, chat_template=template, mood="oh")
+    (in_a_dict,) = llm.chat(HELLO, GREEDY, False, chat_template=template, chat_template_kwargs={"mood": "oh"})
+    assert by_name.prompt == in_a_dict.prompt == "oh hello"
+
+
+def test_a_chat_gives_the_prompt_that_the_template_made(chat_target):
+    (output,) = tiny_llm(target=chat_target).chat(HELLO, GREEDY, False, lora_request=None, chat_template_kwargs=None)
+    assert output.prompt == "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
+    assert output.prompt_token_ids == chat_target.tokenizer.encode(output.prompt, add_special_tokens=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"lora_request": "mine"}, "lora_request: got 'mine'; forerun has nothing of this; leave it out"),
+        ({"temperature": 0}, r"put it into SamplingParams\(temperature=...\)"),
+        ({"sampling_parms": GREEDY}, "did you mean 'sampling_params'"),
+    ],
+)
+def test_what_generate_cannot_use_is_refused(arguments, said):
+    llm = tiny_llm()
+    with pytest.raises((RequestError, UnknownKeyError), match=said):
+        llm.generate(PROMPT, GREEDY, use_tqdm=False, **arguments)
+    (output,) = llm.generate(PROMPT, GREEDY, use_tqdm=False, lora_request=None, priority=None)
+    assert output.finished
+
+
+def test_a_bar_is_made_by_what_is_given():
+    totals = []
+
+    def bar(*, total, **more):
+        totals.append(total)
+        return tqdm(total=total, disable=True)
+
+    tiny_llm().generate([PROMPT, PROMPT], GREEDY, use_tqdm=bar)
+    assert totals == [2]
+
+
+def test_a_prefix_is_read_anew_after_the_cache_is_reset():
+    llm, prompt = tiny_llm(), PROMPT * 8
+
+    def num_cached():
+        return llm.generate(prompt, GREEDY, use_tqdm=False)[0].num_cached_tokens
+
+    assert not num_cached()
+    assert num_cached()
+    stream = llm.stream(prompt, GREEDY)
+    next(stream)
+    assert not llm.reset_prefix_cache()
+    stream.close()
+    assert llm.reset_prefix_cache()
+    assert not num_cached()
+
+
+def test_requests_without_sampling_params_have_the_default_ones():
+    llm = tiny_llm()
+    assert llm.get_default_sampling_params() == SamplingParams()
 
 
 def test_a_bad_word_of_nothing_but_space_is_refused(chat_target):

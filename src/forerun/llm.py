@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import numbers
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import replace
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import fields, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -25,11 +24,12 @@ from forerun.drafters.base import BuildsWithHead, Choice, ChoosesDrafters
 from forerun.engine.client import EngineClient, EngineRequest
 from forerun.engine.engine import Engine
 from forerun.engine.stats import EngineStats, Metric
-from forerun.errors import ConfigError, ModelError, RequestError, UnknownKeyError, refuse_unknown_keys
+from forerun.errors import ConfigError, ModelError, RequestError, UnknownKeyError, did_you_mean, refuse_unknown_keys
 from forerun.executor.local import LocalExecutor
 from forerun.models.base import LoadedTarget
 from forerun.models.store import resolve_model
 from forerun.models.tokenizer import Tokenizer
+from forerun.models.tools.conversation import lay_out
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, or vLLM's {"prompt": text} / {"prompt_token_ids": ids}, with an optional "cache_salt"."""
@@ -37,9 +37,16 @@ Prompt = str | Sequence[int] | Mapping[str, Any]
 Message = Mapping[str, Any]
 
 CHAT_ARGUMENTS = (
-    *("sampling_params", "use_tqdm", "chat_template_kwargs"),
-    *("add_generation_prompt", "continue_final_message", "chat_template", "tools"),
+    *("add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs", "tools"),
+    "chat_template_content_format",
 )
+VLLMS_ARGUMENTS = (
+    *("lora_request", "priority", "tokenization_kwargs", "mm_processor_kwargs", "prompt_adapter_request"),
+    "guided_options_request",
+)
+"""What vLLM's `generate` and `chat` take besides; None asks for nothing."""
+
+SAMPLING_FIELDS = frozenset(field.name for field in fields(SamplingParams) if field.init)
 
 
 class LLM:
@@ -188,6 +195,14 @@ class LLM:
         """Counters, gauges and vectors, under vLLM's names where vLLM has the metric."""
         return self._engine.metrics()
 
+    def reset_prefix_cache(self) -> bool:
+        """Forget the KV that is kept here of earlier texts; False, and nothing done, while a request runs."""
+        return self._engine.parts.pool.reset_prefix_cache()
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What requests without sampling parameters are sampled by, with any model."""
+        return SamplingParams()
+
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
         if self._target.tokenizer is None:
@@ -199,14 +214,16 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        use_tqdm: bool = True,
+        use_tqdm: bool | Callable[..., Any] = True,
+        **vllms: Any,
     ) -> list[RequestOutput]:
         """Complete each prompt.
 
         Args:
             prompts: one prompt or a list of them.
             sampling_params: for all prompts, or one per prompt; None for `SamplingParams()`.
-            use_tqdm: show a progress bar.
+            use_tqdm: show a progress bar, or what makes one as tqdm does.
+            vllms: further arguments of vLLM's (lora_request, priority, ...), which must be None.
 
         Returns:
             One output per prompt, in order. A request that failed while running has `error` set. Files of
@@ -214,11 +231,14 @@ class LLM:
 
         Raises:
             RequestError: a prompt or sampling value does not fit; nothing has been run then.
+            UnknownKeyError: there is no such argument.
         """
+        _refuse_unknown(vllms, ("sampling_params", "use_tqdm"), where="generate")
         request_ids = self._add(_as_prompts(prompts), sampling_params)
         running = set(request_ids)
         try:
-            bar = tqdm(total=len(request_ids), desc="Processed prompts", disable=not use_tqdm)
+            make_bar = use_tqdm if callable(use_tqdm) else tqdm
+            bar = make_bar(total=len(request_ids), desc="Processed prompts", disable=not use_tqdm)
             with bar, self._client.stepping():
                 while running:
                     self._pump()
@@ -234,14 +254,18 @@ class LLM:
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        use_tqdm: bool = True,
+        use_tqdm: bool | Callable[..., Any] = True,
         **template: Any,
     ) -> list[RequestOutput]:
         """Answer one conversation or a list of them, each laid out by the model's chat template.
 
-        `template` goes to `Tokenizer.apply_chat_template` (add_generation_prompt, chat_template, ...);
-        what that does not know are variables of the template, as are vLLM's `chat_template_kwargs`.
+        `template` says how: add_generation_prompt, continue_final_message, chat_template, tools, and variables that the
+        template reads, by their names or in vLLM's `chat_template_kwargs`. Tools that it does not read are described in the
+        system message, as the server does.
+
+        Raises:
+            RequestError: as `generate`, or the conversation cannot be laid out.
+            UnknownKeyError: there is no such argument, and the template has no such variable.
         """
         return self.generate(self._chat_prompts(messages, template), sampling_params, use_tqdm=use_tqdm)
 
@@ -274,9 +298,11 @@ class LLM:
     def _chat_prompts(
         self, messages: Sequence[Message] | Sequence[Sequence[Message]], template: Mapping[str, Any]
     ) -> list[Prompt]:
-        """Token ids of each conversation; one conversation alone counts as a list of one."""
-        tokenizer, arguments = self.get_tokenizer(), _template_arguments(template)
-        return [tokenizer.apply_chat_template(messages, **arguments) for messages in _as_conversations(messages)]
+        """Text and token ids of each conversation; one conversation alone counts as a list of one."""
+        tokenizer = self.get_tokenizer()
+        arguments = _layout_arguments(template, tokenizer)
+        texts = [lay_out(tokenizer, conversation, **arguments) for conversation in _as_conversations(messages)]
+        return [{"prompt": text, "prompt_token_ids": tokenizer.encode_chat(text)} for text in texts]
 
     def _add(
         self, prompts: Sequence[Prompt], sampling_params: SamplingParams | Sequence[SamplingParams] | None
@@ -414,18 +440,50 @@ def _is_conversation(given: Any) -> bool:
     return is_list and all(isinstance(message, Mapping) for message in given)
 
 
-def _template_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of `Tokenizer.apply_chat_template`; vLLM's `chat_template_kwargs` are put among them.
+def _layout_arguments(given: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
+    """Arguments of `lay_out`, of what `chat` is given.
 
     Raises:
-        UnknownKeyError: a name is nearly that of an argument; any other may be a variable of the template.
+        RequestError: a value is of a wrong type.
+        UnknownKeyError: a name is neither an argument's nor that of a variable of the template.
     """
-    arguments = dict(given)
-    variables = arguments.pop("chat_template_kwargs", None) or {}
-    if not isinstance(variables, Mapping):
-        raise RequestError(f"chat_template_kwargs: got {variables!r:.80}; must be a dict of the template's variables")
-    for name in arguments:
-        near = difflib.get_close_matches(name, CHAT_ARGUMENTS, n=1, cutoff=0.8)
-        if near and near[0] != name:
-            raise UnknownKeyError(f"chat: unknown key {name!r}; did you mean {near[0]!r}?")
-    return arguments | {str(name): value for name, value in variables.items()}
+
+    def need(name: str, kinds: Any, may_be: str) -> None:
+        if not isinstance(given.get(name), kinds):
+            raise RequestError(f"{name}: got {given[name]!r:.80}; must be {may_be}")
+
+    need("add_generation_prompt", bool | None, "True or False")
+    need("continue_final_message", bool | None, "True or False")
+    need("chat_template", str | None, "a template's text, or None for the model's")
+    need("chat_template_kwargs", Mapping | None, "a dict of the template's variables")
+    need("tools", list | tuple | None, "a list of tools, or None")
+    if given.get("chat_template_content_format") not in (None, "auto", "string"):
+        raise RequestError(
+            f"chat_template_content_format: got {given['chat_template_content_format']!r:.80}; may be 'auto' or 'string', as "
+            "contents go to the template as texts; leave it out"
+        )
+    known = tokenizer.find_template_variables(given.get("chat_template"))
+    in_a_dict = given.get("chat_template_kwargs") or {}
+    _refuse_unknown(given, {*CHAT_ARGUMENTS, *known}, where="chat")
+    for name in in_a_dict:
+        if name not in known:
+            raise UnknownKeyError(
+                f"chat_template_kwargs: the template has no variable {name!r:.80}; it has: {', '.join(sorted(known)) or 'none'}"
+            )
+    own = ("add_generation_prompt", "continue_final_message", "chat_template", "tools")
+    arguments = {name: given[name] for name in own if given.get(name) is not None}
+    return arguments | {"variables": {name: given[name] for name in given if name in known} | dict(in_a_dict)}
+
+
+def _refuse_unknown(given: Mapping[str, Any], known: Iterable[str], *, where: str) -> None:
+    """Raise for the first name that is not known; vLLM's, which forerun has not, may be None."""
+    for name, value in given.items():
+        if name in known or (name in VLLMS_ARGUMENTS and value is None):
+            continue
+        if name in VLLMS_ARGUMENTS:
+            raise RequestError(f"{name}: got {value!r:.80}; forerun has nothing of this; leave it out")
+        if name in SAMPLING_FIELDS:
+            raise UnknownKeyError(
+                f"{where}: got {name!r}, which is a sampling parameter; put it into SamplingParams({name}=...)"
+            )
+        raise UnknownKeyError(f"{where}: unknown key {name!r}{did_you_mean(name, known)}")

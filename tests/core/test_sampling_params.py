@@ -107,3 +107,9 @@ def test_without_extra_args_nothing_is_asked_of_files():
 def test_stop_strings_need_text():
     with pytest.raises(RequestError, match="detokenize"):
         SamplingParams(stop="x", detokenize=False)
+
+
+def test_a_clone_is_equal_and_another():
+    params = SamplingParams(temperature=0, stop=["a"], structured_outputs={"choice": ["a", "b"]})
+    assert params.clone() == params
+    assert params.clone() is not params

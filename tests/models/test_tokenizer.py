@@ -89,6 +89,7 @@ def test_a_conversation_is_laid_out_by_the_models_template(tokenizer):
     ids = tokenizer.apply_chat_template([USER])
     text = tokenizer.decode(ids, skip_special_tokens=False)
     assert text == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    assert tokenizer.apply_chat_template([USER], tokenize=False) == text
 
 
 def test_a_conversation_has_the_ids_that_transformers_gives_it(folder, tokenizer):

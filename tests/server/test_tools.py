@@ -7,11 +7,12 @@ from collections import defaultdict
 
 import pytest
 
+from forerun.core.sampling_params import SamplingParams
 from forerun.core.stats import SpeculationStats
 from forerun.server.chat import ChatCompletion
 from tests.contract.drafters import CASES
 from tests.server.served import CHAT, NAME, served
-from tests.server.tool_models import MISTRAL, TOOLS, UNKNOWN, fits, saying, tool, tool_llm, tool_target
+from tests.server.tool_models import HERMES, MISTRAL, TOOLS, UNKNOWN, fits, saying, tool, tool_llm, tool_target
 from tests.tiny_tokenizer import CHAT_TEMPLATE
 
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rom", "days": 3}}\n</tool_call>'
@@ -239,6 +240,24 @@ def test_a_template_without_tools_gets_them_in_the_system_message():
         assert prompt_of(server).startswith("<|im_start|>system\nYou may call functions.")
         (choice,) = create(server, tool_choice=WAIT).choices
         assert called(choice.message) == [("wait", "{}")]
+
+
+@pytest.mark.parametrize("template", [CHAT_TEMPLATE, HERMES], ids=["reads no tools", "reads tools"])
+def test_a_conversation_with_tools_is_laid_out_offline_as_it_is_served(template):
+    call = {"id": "1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Ulm"}'}}
+    strict = {"type": "function", "function": {**TOOLS[1]["function"], "strict": True}}
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "How is "}, {"type": "text", "text": "Ulm?"}]},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "sunny"},
+    ]
+    llm = tool_llm(tool_target(template))
+    (output,) = llm.chat(messages, SamplingParams(max_tokens=1), use_tqdm=False, tools=[TOOLS[0], strict])
+    assert "get_weather" in output.prompt
+    assert "Waits." in output.prompt
+    with served(llm) as server:
+        asked = {"messages": messages, "tools": [TOOLS[0], strict]}
+        assert server.post("/tokenize", asked)["tokens"] == output.prompt_token_ids
 
 
 def test_a_special_token_that_begins_calls_is_seen(monkeypatch):

@@ -12,7 +12,7 @@ from pathlib import Path
 from transformers import AutoTokenizer
 
 from forerun.models.tokenizer import load_tokenizer
-from forerun.server.tools.tool_use import ToolUse
+from forerun.server.tool_use import ToolUse
 from tests.engines import native_target, tiny_llm
 from tests.tiny_tokenizer import MIN_VOCAB_SIZE, save_tiny_tokenizer
 

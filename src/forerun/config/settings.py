@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from forerun.config.device import check_triton, choose_device
+from forerun.config.vllm_arguments import without_vllms_own
 from forerun.errors import ConfigError, refuse_unknown_keys
 from forerun.ops.cuda.system import InstalledCuda
 
@@ -98,8 +99,9 @@ class EngineSettings:
     @classmethod
     def from_keywords(cls, model: str, settings: Mapping[str, Any]) -> EngineSettings:
         """Check the keywords and make the settings."""
-        refuse_unknown_keys(settings, [f.name for f in fields(cls)], where="LLM")
-        return cls(model=model, **settings)
+        own = without_vllms_own(settings)
+        refuse_unknown_keys(own, [f.name for f in fields(cls)], where="LLM")
+        return cls(model=model, **own)
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "tensor_parallel_size"):
@@ -107,13 +109,12 @@ class EngineSettings:
         for name in ("max_model_len", "kv_cache_memory_bytes", "num_gpu_blocks_override"):
             if getattr(self, name) is not None:
                 self._need_positive(name)
+        self._check_types()
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"max_num_batched_tokens: got {self.max_num_batched_tokens}; must be at least max_num_seqs ({self.max_num_seqs}), "
                 "so that each sequence gets a row; raise it or lower max_num_seqs"
             )
-        if not isinstance(self.device_step, bool | None):
-            raise ConfigError(f"device_step: got {self.device_step!r:.80}; may be True, False or None")
         if self.device_step and self.tensor_parallel_size > 1:
             raise ConfigError(
                 f"tensor_parallel_size: got {self.tensor_parallel_size}; with device_step=True it must be 1, as other processes "
@@ -146,6 +147,14 @@ class EngineSettings:
             most = min(self.max_num_batched_tokens, max(256, GRAPH_ROWS_PER_SEQUENCE * self.max_num_seqs))
             return tuple(size for size in GRAPH_SIZES if size <= most)
         return tuple(sorted(set(self.cudagraph_capture_sizes)))
+
+    def _check_types(self) -> None:
+        if not isinstance(self.seed, int) or isinstance(self.seed, bool):
+            raise ConfigError(f"seed: got {self.seed!r:.80}; must be an integer; leave it out for 0")
+        if not isinstance(self.device, str):
+            raise ConfigError(f"device: got {self.device!r:.80}; may be auto, cpu, cuda or cuda:N")
+        if not isinstance(self.device_step, bool | None):
+            raise ConfigError(f"device_step: got {self.device_step!r:.80}; may be True, False or None")
 
     def _check_graphs(self) -> None:
         sizes = self.cudagraph_capture_sizes

@@ -120,6 +120,10 @@ class SamplingParams:
                 "ignore_eos: got True with structured_outputs, where nothing can follow the end; leave one of them out"
             )
 
+    def clone(self) -> SamplingParams:
+        """A copy, as vLLM has it; nothing here changes, so `dataclasses.replace` makes one with other values."""
+        return replace(self)
+
 
 def _resolve_speculation(given: Literal["off"] | Mapping[str, Any] | RequestSpeculation | None) -> RequestSpeculation:
     match given:

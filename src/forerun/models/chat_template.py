@@ -21,7 +21,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-ARGUMENTS = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+ARGUMENTS = frozenset({"messages", "tools", "add_generation_prompt"})
 """The variables that every template gets."""
 
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
@@ -70,6 +70,7 @@ def render(
     return text if final is None else _cut_at_mark(text, final)
 
 
+@lru_cache(maxsize=16)
 def variables_of(template: str) -> frozenset[str]:
     """Return the variables that a template reads; none if it is not Jinja."""
     try:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from forerun.errors import RequestError, one_line
 from forerun.models.tokenizer_files import TokenizerParts, read_tokenizer
@@ -22,7 +22,7 @@ LONGEST_CHARACTER = 4  # bytes of one UTF-8 character, so at most as many tokens
 LONG_TEXT = 4096  # characters; encoding these takes some ms
 MOST_HELD_TOKENS = 16  # more without one whole character cannot be an incomplete one
 OWN_ARGUMENTS = frozenset({"self", "chat_template", "continue_final_message", "render"})
-"""Parameters of `Tokenizer.apply_chat_template`, whose names no variable of a template can have."""
+"""Parameters of `Tokenizer.render_chat`, whose names no variable of a template can have."""
 
 
 class Tokenizer:
@@ -103,20 +103,29 @@ class Tokenizer:
     @property
     def template_variables(self) -> frozenset[str]:
         """The variables that the chat template reads besides messages and tools (enable_thinking, for one)."""
+        return self.find_template_variables(None)
+
+    def find_template_variables(self, chat_template: str | None) -> frozenset[str]:
+        """Return the same of a template in place of the model's; None is the model's."""
         from forerun.models.chat_template import ARGUMENTS, variables_of
 
-        template = self.chat_template
-        if not isinstance(template, str):
+        try:
+            template = self._template(chat_template, has_tools=False)
+        except ValueError:
             return frozenset()
         return variables_of(template) - ARGUMENTS - OWN_ARGUMENTS - self.special_tokens.keys()
 
     @property
     def tool_template(self) -> str | None:
         """The template for conversations with tools, or None if it reads no tools."""
+        return self.find_tool_template(None)
+
+    def find_tool_template(self, chat_template: str | None) -> str | None:
+        """Return the same for a template in place of the model's; None is the model's."""
         from forerun.models.chat_template import variables_of
 
         try:
-            template = self._template(None, has_tools=True)
+            template = self._template(chat_template, has_tools=True)
         except ValueError:
             return None
         return template if "tools" in variables_of(template) else None
@@ -161,7 +170,28 @@ class Tokenizer:
         """Decode one token alone, special or not."""
         return self.decode([token_id], skip_special_tokens=False)
 
+    @overload
     def apply_chat_template(
+        self, messages: Sequence[Mapping[str, Any]], *, tokenize: Literal[True] = True, **arguments: Any
+    ) -> list[int]: ...
+
+    @overload
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, Any]], *, tokenize: Literal[False], **arguments: Any
+    ) -> str: ...
+
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, Any]], *, tokenize: bool = True, **arguments: Any
+    ) -> list[int] | str:
+        """Render a conversation, see `render_chat`; as in transformers it is encoded unless `tokenize` is False."""
+        text = self.render_chat(messages, **arguments)
+        return self.encode_chat(text) if tokenize else text
+
+    def encode_chat(self, text: str) -> list[int]:
+        """Encode a conversation that a template has rendered: it writes special tokens out."""
+        return self.encode(text, add_special_tokens=False)
+
+    def render_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
@@ -171,8 +201,8 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         render: Render | None = None,
         **template_kwargs: Any,
-    ) -> list[int]:
-        """Render a conversation with the model's chat template or the given one, and encode it.
+    ) -> str:
+        """Render a conversation with the model's chat template or the given one.
 
         `template_kwargs` are variables for the template (enable_thinking, for one). `render` runs the
         template: a function with the parameters of `chat_template.render`, which None stands for.
@@ -191,7 +221,7 @@ class Tokenizer:
                 "continue_final_message: got True together with add_generation_prompt; set add_generation_prompt=False"
             )
         try:
-            text = (render or templates.render)(
+            return (render or templates.render)(
                 self._template(chat_template, has_tools=tools is not None),
                 [dict(message) for message in messages],
                 tools=None if tools is None else [dict(tool) for tool in tools],
@@ -209,7 +239,6 @@ class Tokenizer:
             ValueError,
         ) as error:
             raise RequestError(f"messages: the chat template refuses them ({one_line(error)})") from error
-        return self.encode(text, add_special_tokens=False)  # the template writes special tokens out
 
     def _template(self, given: str | None, *, has_tools: bool) -> str:
         """Return the template to use: the given one, which may be the name of one of the model's, or the model's."""

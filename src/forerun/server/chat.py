@@ -16,7 +16,7 @@ from forerun.server.request_params import refuse_unserved, sampling_params, want
 from forerun.server.responses import Choice, ResponseBuilder, Usage, json_logprob, logprob_text
 from forerun.server.served_model import ServedModel, Submission, served_model
 from forerun.server.tokenization import check_template_variables, lay_out
-from forerun.server.tools.tool_use import CallWriter, ToolUse, tool_use
+from forerun.server.tool_use import CallWriter, ToolUse, tool_use
 
 router = APIRouter()
 

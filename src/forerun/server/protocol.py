@@ -6,10 +6,11 @@ Types are strict (no "5" for 5), null means left out, and fields that are not he
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+from forerun.models.tools.conversation import called_arguments, not_too_deep
 
 MOST_COMPLETIONS = 16  # the largest n
 MOST_PROMPTS = 64
@@ -19,7 +20,6 @@ MOST_MESSAGES = 2048
 MOST_LOGPROBS = 20
 MOST_TOOLS = 128  # OpenAI's limit
 MOST_CALLS = 128  # tool calls of one message
-MOST_TOOL_DEPTH = 64  # levels of brackets in a schema or in arguments
 MOST_TOKEN_IDS = 1 << 16  # in stop_token_ids and in allowed_token_ids
 MOST_BIASES = 1024
 MOST_BAD_WORDS = 256
@@ -180,34 +180,10 @@ class CompletionBody(GenerationBody):
 # --- tools -----------------------------------------------------------------------------------------
 
 
-def _arguments(given: Any) -> Any:
-    """JSON text as the object that it is."""
-    if given is None or given == "":
-        return {}
-    if isinstance(given, str):
-        try:
-            given = json.loads(given)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"not JSON ({error}); must be the text of a JSON object") from None
-    if not isinstance(given, dict):
-        raise ValueError("must be the text of a JSON object")
-    return _not_too_deep(given)
-
-
 def _parameters(schema: dict[str, Any]) -> dict[str, Any]:
     if schema.get("type", "object") != "object":
         raise ValueError("its type must be 'object'")
-    return _not_too_deep(schema)
-
-
-def _not_too_deep(value: dict[str, Any]) -> dict[str, Any]:
-    level: list[Any] = [value]
-    for _ in range(MOST_TOOL_DEPTH):
-        level = [inner for one in level for inner in (one.values() if isinstance(one, dict) else one)]
-        level = [inner for inner in level if isinstance(inner, (dict, list))]
-        if not level:
-            return value
-    raise ValueError(f"nested too deeply; must be at most {MOST_TOOL_DEPTH} levels")
+    return not_too_deep(schema)
 
 
 class FunctionBody(BaseModel):
@@ -228,14 +204,6 @@ class ToolBody(BaseModel):
 
     type: Literal["function"] = "function"
     function: FunctionBody
-
-    def for_template(self) -> dict[str, Any]:
-        """The tool as chat templates expect it, parameters always there."""
-        given = self.function
-        described = {} if given.description is None else {"description": given.description}
-        schema = {"type": "object", "properties": {}} if given.parameters is None else given.parameters
-        more = given.model_extra or {}
-        return {"type": self.type, "function": {"name": given.name, **described, "parameters": schema, **more}}
 
 
 class NamedFunction(BaseModel):
@@ -261,7 +229,7 @@ class CalledFunction(BaseModel):
     model_config = ConfigDict(strict=True)
 
     name: str
-    arguments: Annotated[dict[str, Any], BeforeValidator(_arguments)]
+    arguments: Annotated[dict[str, Any], BeforeValidator(called_arguments)]
 
 
 class CallBody(BaseModel):
@@ -272,12 +240,6 @@ class CallBody(BaseModel):
     id: str | None = None
     type: Literal["function"] = "function"
     function: CalledFunction
-
-    def for_template(self) -> dict[str, Any]:
-        """The call as chat templates expect it, with its arguments as an object."""
-        known = {} if self.id is None else {"id": self.id}
-        function = {"name": self.function.name, "arguments": self.function.arguments}
-        return {**known, "type": self.type, "function": function}
 
 
 Tools = Annotated[list[ToolBody], Field(max_length=MOST_TOOLS)]
@@ -296,13 +258,6 @@ class Message(BaseModel):
     role: Annotated[str, Field(min_length=1, max_length=64)]
     content: Content | None = None
     tool_calls: Calls | None = None
-
-    def for_template(self) -> dict[str, Any]:
-        """The message with its text in one piece, as chat templates expect it."""
-        content = "" if self.content is None else _joined(self.content)
-        calls = {"tool_calls": [call.for_template() for call in self.tool_calls]} if self.tool_calls else {}
-        more = {name: value for name, value in (self.model_extra or {}).items() if value is not None}
-        return {"role": self.role, "content": content, **calls, **more}
 
 
 class ConversationBody(Body):

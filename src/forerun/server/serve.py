@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import logging
 import signal
@@ -20,11 +21,11 @@ from fastapi import FastAPI
 import forerun
 from forerun.errors import ConfigError, DeviceLostError
 from forerun.llm import LLM
+from forerun.models.tools.formats import FORMATS
 from forerun.server.app import MOST_HEADER_BYTES, Edge, build_app
 from forerun.server.connections import Connection, ConnectionLimits, room_for
 from forerun.server.options import ServerOptions
 from forerun.server.served_model import ServedModel
-from forerun.server.tools.formats import FORMATS
 from forerun.server.watched_head import WatchedHead
 
 KEEP_ALIVE_S = 60  # longer than clients wait between requests, who else send one into a connection that closes
@@ -186,7 +187,7 @@ def listen(host: str, port: int) -> socket.socket:
     """A socket that listens.
 
     Raises:
-        ConfigError: the address is taken, or is none of this machine.
+        ConfigError: the address is taken, is none of this machine, or needs rights that the process lacks.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -199,9 +200,14 @@ def listen(host: str, port: int) -> socket.socket:
             sock.close()
             raise
     except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            advice = "stop what does, or give another --port (0 takes a free one)"
+        elif error.errno == errno.EACCES:
+            advice = "give a --port above 1023"
+        else:
+            advice = "give an address of this machine as --host, or 0.0.0.0 for all of them"
         raise ConfigError(
-            f"--host {host} --port {port}: cannot listen there ({error.strerror or error}); "
-            "stop what does, or give another --port (0 takes a free one)"
+            f"--host {host} --port {port}: cannot listen there ({error.strerror or error}); {advice}"
         ) from None
     return sock
 

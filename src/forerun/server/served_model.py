@@ -19,13 +19,13 @@ from forerun.engine.client import EngineRequest
 from forerun.engine.stats import Metric
 from forerun.errors import DeviceLostError, ModelError
 from forerun.llm import LLM
+from forerun.models.tools.formats import FORMATS, ToolFormat, format_of
 from forerun.server.engine_thread import EngineEndedError, EngineError, EngineThread, Event
 from forerun.server.errors import RETRY_AFTER_S, ApiError, failed_while_running
 from forerun.server.metrics import ServerMetrics
 from forerun.server.options import ServerOptions
 from forerun.server.request_log import RequestLog
 from forerun.server.templates import Templates
-from forerun.server.tools.formats import FORMATS, ToolFormat, format_of
 
 T = TypeVar("T")
 

@@ -8,12 +8,12 @@ from fastapi import APIRouter, Depends
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
+from forerun.models.tools import conversation
 from forerun.server.errors import ApiError
 from forerun.server.protocol import ConversationBody, DetokenizeBody, TokenizeChatBody, TokenizeTextBody, reply
 from forerun.server.request_params import refuse_unserved
 from forerun.server.served_model import ServedModel, served_model
-from forerun.server.tools.formats import as_text
-from forerun.server.tools.tool_use import offered
+from forerun.server.tool_use import offered
 
 router = APIRouter()
 info_router = APIRouter()
@@ -106,15 +106,15 @@ def lay_out(body: ConversationBody, model: ServedModel) -> list[int]:
     Raises:
         ApiError: 400, tools and choice do not fit.
     """
-    messages = [message.for_template() for message in body.messages]
-    tools = [tool.for_template() for tool in offered(body)]
-    if model.tool_template is None and model.tool_format is not None:
-        messages, tools = as_text(messages, tools, model.tool_format), []
-    return model.llm.get_tokenizer().apply_chat_template(
-        messages,
-        tools=tools or None,
+    tokenizer = model.llm.get_tokenizer()
+    text = conversation.lay_out(
+        tokenizer,
+        [message.model_dump() for message in body.messages],
+        tools=[tool.model_dump() for tool in offered(body)],
+        form=model.tool_format,
         add_generation_prompt=body.add_generation_prompt is not False and not body.continue_final_message,
         continue_final_message=bool(body.continue_final_message),
         render=model.templates.render,
-        **(body.chat_template_kwargs or {}),
+        variables=body.chat_template_kwargs,
     )
+    return tokenizer.encode_chat(text)

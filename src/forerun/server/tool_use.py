@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from forerun.models.tools.call_reader import Arguments, CallBegin, CallReader, Content
+from forerun.models.tools.formats import Function, ToolFormat
 from forerun.server.errors import ApiError
 from forerun.server.protocol import NamedChoice, ToolBody, ToolChoice
-from forerun.server.tools.call_reader import Arguments, CallBegin, CallReader, Content
-from forerun.server.tools.formats import Function, ToolFormat
 
 NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 FORM_UNKNOWN = (

@@ -9,25 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from forerun.server.tools.call_reader import CallReader, Marks
+from forerun.models.tools.call_reader import CallReader, Marks
 
 STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """White space as `json.dumps` writes it, which is what models have seen; llguidance's names."""
 
 LLAMA3_OTHER_TEXT = {"type": "regex", "pattern": r"([^{\s](.|\n)*)?"}
 MISTRAL_ID_LENGTH = 9  # letters and digits; its templates refuse others
-
-
-Message = dict[str, Any]
-
-TOOLS_INTRODUCTION = """You may call functions. They are described within <tools></tools>, one a line, by JSON Schema:
-<tools>
-{tools}
-</tools>
-
-To call a function, write its name and its arguments in this form:
-{example}
-The results come back within <tool_response></tool_response>."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,45 +196,6 @@ def format_of(tool_template: str | None) -> str | None:
     if tool_template is None:
         return DEFAULT
     return next((name for sign, name in SIGNS if sign in tool_template), None)
-
-
-def as_text(messages: Sequence[Message], tools: Sequence[Message], form: ToolFormat) -> list[Message]:
-    """The conversation with its tools, calls and results as texts of system, assistant and user.
-
-    For chat templates that read no tools: they drop what they do not read, and earlier calls would be lost in silence.
-    """
-    laid_out: list[Message] = []
-    for message in messages:
-        if message["role"] == "tool":
-            result = f"<tool_response>\n{message['content']}\n</tool_response>"
-            if laid_out and laid_out[-1].get("is_result"):
-                laid_out[-1]["content"] += f"\n{result}"
-            else:
-                laid_out.append({"role": "user", "content": result, "is_result": True})
-        else:
-            laid_out.append(_with_calls(message, form))
-    for message in laid_out:
-        message.pop("is_result", None)
-    return _introduced(laid_out, tools, form) if tools else laid_out
-
-
-def _with_calls(message: Message, form: ToolFormat) -> Message:
-    calls = message.get("tool_calls")
-    if not calls:
-        return message
-    written = form.written([(call["function"]["name"], call["function"]["arguments"]) for call in calls])
-    others = {name: value for name, value in message.items() if name != "tool_calls"}
-    return others | {"content": "\n".join(filter(None, (message["content"], written)))}
-
-
-def _introduced(messages: list[Message], tools: Sequence[Message], form: ToolFormat) -> list[Message]:
-    """The conversation with its tools described at the end of the system message, which is added where there is none."""
-    described = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
-    text = TOOLS_INTRODUCTION.format(tools=described, example=form.written([("NAME", {"ARGUMENT": "VALUE"})]))
-    if messages and messages[0]["role"] == "system":
-        first, *rest = messages
-        return [first | {"content": "\n\n".join(filter(None, (first["content"], text)))}, *rest]
-    return [{"role": "system", "content": text}, *messages]
 
 
 def _styled(function: Function) -> dict[str, Any]:

@@ -7,9 +7,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from forerun.server.protocol import MOST_TOOL_DEPTH
-
 STRETCH = 4096  # characters at a time: what waits is copied at each mark
+MOST_TOOL_DEPTH = 64  # levels of brackets in a schema or in arguments
 ARGUMENTS = ("arguments", "parameters")
 KEYS = frozenset({"name", "type", "id", *ARGUMENTS})
 """Keys that calls have in one form or another; an object with others is none."""

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forerun.server.tools.call_reader import Arguments, CallBegin, Content
-from forerun.server.tools.formats import FORMATS
+from forerun.models.tools.call_reader import Arguments, CallBegin, Content
+from forerun.models.tools.formats import FORMATS
 
 NAMES = frozenset({"add", "get_weather"})
 ARGUMENTS = ({}, {"a": 1, "b": [2.5, None, {"c": "}"}]}, {"text": 'a "b" \\ <tool_call> [TOOL_CALLS] é\n{'})

@@ -1,1 +1,0 @@
-"""Tools: the forms of their calls, and how calls are forced, read and answered."""
