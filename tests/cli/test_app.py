@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import subprocess
 import sys
@@ -102,6 +104,9 @@ def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["genrate"], 'Unknown command "genrate". Did you mean "generate"?'),
         (["generate", "m", "p", "--max-tokns", "5"], "Unknown option: --max-tokns. Did you mean --max-tokens?"),
+        (["generate", "m", "--", "- a", "--top-k", "1"], "--top-k: options go before --; what follows is text"),
+        (["generate", "m", "--", "- a", "--top-k=1"], "--top-k: options go before --; what follows is text"),
+        (["generate", "m", "p", "--max-tokns", "5", "--", "q"], "Did you mean --max-tokens?"),
         (["generate", "m", "p", "--top-k", "many"], 'unable to convert "many" into int'),
         (["generate", "m", "p", "--temperature", "-1"], "temperature: got -1.0; must be 0 (greedy) or more"),
         (["generate", "m"], "PROMPT is missing"),
@@ -131,6 +136,47 @@ def test_error_of_the_library_is_one_line_without_traceback(
     monkeypatch.setattr(loading, "load_llm", fail)
     assert main(["generate", "m", "p"]) == 2
     assert capsys.readouterr().err == "error: weights: two lines\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), "error: No space left on device\n"),
+        (PermissionError(errno.EACCES, "Permission denied", "x.json"), "error: x.json: Permission denied\n"),
+    ],
+)
+def test_what_the_system_refuses_is_one_line_with_the_file(
+    error: OSError, shown: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(model: str, options: object) -> None:
+        raise error
+
+    monkeypatch.setattr(loading, "load_llm", fail)
+    assert main(["generate", "m", "p"]) == 2
+    assert capsys.readouterr().err == shown
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs Linux")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "profile m --output-dir /proc/x",
+        "plan m --sla ttft=1s --load rate=1,isl=1,osl=1 --output /proc/x",
+        "emit --plan m --to forerun --output /proc/x",
+        "simulate m --load rate=1,isl=1,osl=1 --save-result /proc/x.json",
+        "bench latency m --output-json /proc/x.json",
+        "bench replay /proc/x.jsonl --model m --configs {configs}",
+        "bench serve --model m --save-result --result-dir /proc/x",
+        "pools export m /proc/x.pools --pools-folder p",
+        "serve m --request-log /proc/x.jsonl",
+    ],
+)
+def test_output_that_cannot_be_written_is_refused_before_anything_is_read_or_measured(
+    arguments: str, tmp_path: Path, loader: FakeLoader, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "configs.yaml").write_text("a: {method: ngram, num_speculative_tokens: 2}")
+    assert main(arguments.format(configs=tmp_path / "configs.yaml").split()) == 2
+    assert re.fullmatch(r"error: \S+: cannot write (to )?/proc/x\S* \(.+\); give a .+\n", capsys.readouterr().err)
 
 
 def test_ctrl_c_ends_with_130(loader: FakeLoader) -> None:
@@ -207,3 +253,48 @@ def test_program_ends_with_the_code_of_its_command_after_threads_and_exit_functi
     assert ended.returncode == code
     assert ended.stdout.split("\n") == ["command", "thread", "exit function", ""]
     assert ("a bug" in ended.stderr) == ("RuntimeError" in end)
+
+
+STREAMS = """
+import sys
+from forerun.cli import app
+
+def work(argv=None):
+    print(ascii(sys.stdin.read()), "é")
+    print("é", file=sys.stderr)
+    return 0
+
+app.main = work
+app.program()
+"""
+
+
+def test_a_character_that_a_stream_lacks_is_replaced() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", STREAMS],
+        input="ü".encode(),
+        capture_output=True,
+        timeout=60,
+        check=True,
+        env=os.environ | {"PYTHONIOENCODING": "ascii"},
+    )
+    assert ended.stdout.split() == [rb"'\udcc3\udcbc'", b"?"]
+    assert ended.stderr.split() == [rb"\xe9"]
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_stream_that_is_closed_leads_nowhere(closed: str) -> None:
+    command = ["sh", "-c", f'"$0" -c "$1" {closed}', sys.executable, STREAMS]
+    ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=True)
+    assert ended.stdout == ("" if ">&- " in f"{closed} ".replace("2>&- ", "") else "'' é\n")
+    assert ended.stderr == ("" if "2>&-" in closed else "é\n")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux")
+def test_output_that_cannot_take_more_is_one_line() -> None:
+    code = "import sys; from forerun.cli.app import program; sys.argv[1:] = ['drafters']; program()"
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+        )
+    assert (ended.returncode, ended.stderr) == (2, "error: No space left on device\n")

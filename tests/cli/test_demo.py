@@ -129,3 +129,8 @@ def test_no_character_is_lost_or_doubled(words: list[str], cuts: list[int]) -> N
     ids = list(range(len(words)))
     steps = [delta(texts[0], ids, [Origin.ACCEPTED] * len(ids)), *(delta(part, [], []) for part in texts[1:])]
     assert paint(steps, words, colour=False) == text
+
+
+def test_a_demo_without_drafts_is_refused(loader: FakeLoader, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--no-speculation"]) == 2
+    assert "--no-speculation: the demo shows what drafts gain; leave it out" in capsys.readouterr().err

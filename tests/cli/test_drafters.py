@@ -61,3 +61,8 @@ def test_auto_is_not_the_default_where_drafts_might_change_texts(
 def test_a_drafter_without_a_model_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["drafters", "--speculative-config.method", "ngram"]) == 2
     assert "name it with --for" in capsys.readouterr().err
+
+
+def test_what_auto_uses_is_not_asked_where_nothing_may_draft(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["drafters", "--for", "m", "--no-speculation"]) == 2
+    assert capsys.readouterr().err == "error: --no-speculation: --for asks what drafts; leave it out\n"

@@ -41,6 +41,25 @@ def test_list_shows_name_licence_and_state(capsys: pytest.CaptureFixture[str]) -
     assert all(word in output for word in (NAME, "Apache-2.0", "absent"))
 
 
+def test_list_shows_whole_names_in_a_narrow_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "60")
+    assert main(["models", "list"]) == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in KNOWN_MODELS)
+
+
+def test_list_has_a_line_for_each_model_where_there_is_no_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    assert main(["models", "list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["name", *KNOWN_MODELS]
+
+
 def test_list_as_json_is_one_line(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["models", "list", "--json"])
     output = capsys.readouterr().out

@@ -131,6 +131,6 @@ def test_sampling_options_are_greedy_and_otherwise_the_defaults() -> None:
 
 def test_default_speculation_gives_way_to_any_speculative_option() -> None:
     default = {"method": "ngram"}
-    assert EngineOptions().with_default_speculation(default).speculative_config == default
+    assert EngineOptions().with_default_speculation(default, need="").speculative_config == default
     asked = EngineOptions(num_speculative_tokens=3)
-    assert asked.with_default_speculation(default) is asked
+    assert asked.with_default_speculation(default, need="") is asked

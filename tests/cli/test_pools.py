@@ -47,6 +47,18 @@ def test_show_names_files_that_cannot_be_read(tmp_path: Path, capsys: pytest.Cap
     assert "x.pools" in problem
 
 
+@pytest.mark.parametrize("as_json", [[], ["--json"]])
+def test_another_file_is_refused_and_nobody_is_told_to_delete_it(
+    as_json: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run.sh").write_text("echo hello\n")
+    assert main(["pools", "show", str(tmp_path / "run.sh"), *as_json]) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert "run.sh: no file of pools" in output.err
+    assert "delete" not in output.err
+
+
 def test_pools_move_from_folder_to_folder(tmp_path: Path, model: Path) -> None:
     saved(tmp_path / "one", model, suffix={None: 10, "a": 20})
     other = saved(tmp_path / "two", model, recycle={None: 5}, suffix={None: 1})
@@ -80,7 +92,8 @@ def test_pools_of_another_model_are_not_taken_in(
     [
         (["show", "nowhere"], "which is not there"),
         (["export", "{model}", "x.pools", "--pools-folder", "nowhere"], "no pools of"),
-        (["import", "{model}", "x.pools", "--pools-folder", "nowhere"], "no file of pools that can be read"),
+        (["import", "{model}", "x.pools", "--pools-folder", "nowhere"], "x.pools: there is no such file"),
+        (["export", "{model}", "no/x.pools", "--pools-folder", "nowhere"], "give a file in a folder that exists"),
     ],
 )
 def test_what_is_not_there_is_named(

@@ -64,7 +64,7 @@ def test_a_profile_is_written_and_shown(tmp_path: Path, capsys: pytest.CaptureFi
         (["--server", "localhost"], "must be a URL"),
         (["--server", "http://127.0.0.1:9"], "no server answers"),
         (["--num-kv-tokens", "100"], "is for --server"),
-        (["--output-dir", "pyproject.toml"], "is a file"),
+        (["--output-dir", "pyproject.toml"], "Not a directory"),
     ],
 )
 def test_bad_options_are_refused_before_the_model_is_loaded(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -181,6 +182,31 @@ def test_a_port_that_is_reserved_is_one_line_and_exit_code_2(taken: int, capsys:
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert f"--port {taken}" in error
+    assert "give another --port" in error
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "no.such.name.invalid"])
+def test_an_address_of_another_machine_is_not_blamed_on_the_port(host: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "m", "--host", host, "--port", "0"]) == 2
+    error = capsys.readouterr().err
+    assert f"--host {host}" in error
+    assert error.endswith("; give an address of this machine as --host, or 0.0.0.0 for all of them\n")
+
+
+def test_a_port_for_which_rights_lack_is_advised_against(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(_socket: socket.socket, _address: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(socket.socket, "bind", refuse)
+    assert main(["serve", "m", "--port", "80"]) == 2
+    assert capsys.readouterr().err.endswith("(Permission denied); give a --port above 1023\n")
+
+
+def test_a_model_without_a_name_is_not_served(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "m", "--served-model-name", ""]) == 2
+    assert "served_model_name: got an empty one; give a name" in capsys.readouterr().err
 
 
 def test_a_model_that_cannot_be_loaded_is_one_line_and_exit_code_2(

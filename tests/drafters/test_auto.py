@@ -221,3 +221,13 @@ def test_a_head_that_no_bits_make_small_enough_is_refused_with_the_memory_that_i
     allowed = float(re.search(r"allow it with auto_memory=([\d.]+)", refused.why)[1])
     assert head_choice(auto(folder, auto_memory=allowed)).is_used
     assert not head_choice(auto(folder, auto_memory=allowed - 0.02)).is_used
+
+
+@needs_kernels
+def test_no_memory_is_asked_for_where_the_drafter_would_not_be_used_with_it(shipped, folder):
+    need = shipped.num_bytes(WEIGHT_FORMATS["int8"])
+    weights = LLM(folder, dtype="bfloat16", max_model_len=128).executor.model.weight_bytes
+    found = {choice.method: choice for choice in auto(folder, auto_memory=(need + 1) / weights).drafter_choices()}
+    assert found["trained head"].is_used
+    assert found["self"].num_bytes > need
+    assert (found["self"].is_used, found["self"].why) == (False, "a drafter before it is used")

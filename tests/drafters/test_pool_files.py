@@ -104,7 +104,13 @@ def test_a_file_of_another_version_is_named(tmp_path):
 @pytest.mark.parametrize("content", [b"", b"hello", b"\x80\x04\x95" * 100, b"\xff" * 64], ids=str)
 def test_anything_else_is_no_file_of_pools(content, tmp_path):
     (tmp_path / "x.pools").write_bytes(content)
-    with pytest.raises(PoolFileError, match="no file of pools"):
+    with pytest.raises(PoolFileError, match="no file of pools") as caught:
+        read_pools(tmp_path / "x.pools")
+    assert "delete" not in str(caught.value), "it may be anything"
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(PoolFileError, match=r"x\.pools: there is no such file$"):
         read_pools(tmp_path / "x.pools")
 
 
@@ -114,7 +120,7 @@ def test_anything_else_is_no_file_of_pools(content, tmp_path):
 def test_a_header_of_the_wrong_shape_is_named(contents, tmp_path):
     checksum = f"{zlib.crc32(contents.encode()):08x}"
     save_file({}, tmp_path / "x.pools", {"format": FORMAT, "contents": contents, "checksum": checksum})
-    with pytest.raises(PoolFileError, match=r"x\.pools"):
+    with pytest.raises(PoolFileError, match=r"x\.pools.*delete it"):
         read_pools(tmp_path / "x.pools")
 
 

@@ -225,6 +225,67 @@ def test_a_token_says_how_it_came():
     ]
 
 
+TALK = """
+class Element {
+  children = []; dataset = {}; listeners = {}; classList = { add() {} }; value = ""; textContent = "";
+  append(...items) { for (const item of items) { this.children.push(item); if (item.children) item.parent = this; } }
+  remove() { this.parent.children.splice(this.parent.children.indexOf(this), 1); }
+  replaceChildren() { this.children = []; }
+  addEventListener(name, listener) { this.listeners[name] = listener; }
+  reportValidity() { return true; }
+  setAttribute() {} removeAttribute() {} focus() {} preventDefault() {}
+}
+const elements = {}, $ = (id) => (elements[id] ??= new Element());
+globalThis.document = { getElementById: $, createElement: () => new Element(), addEventListener() {} };
+globalThis.sessionStorage = { getItem: () => null };
+const bodies = [];
+const chunk = (content) => `data: ${JSON.stringify({ choices: [{ delta: { content }, forerun: { origins: [], pieces: [] } }] })}\\n\\n`;
+globalThis.fetch = async (path, { body }) => {
+  if (path === "v1/models") return Response.json({ data: [{ id: "m", forerun: { speculation: null } }] });
+  if (path === "metrics") return new Response("");
+  bodies.push(JSON.parse(body));
+  const { answer, cut } = data[bodies.length - 1];
+  if (answer === null) return Response.json({ error: { message: "too long" } }, { status: 400 });
+  return new Response(chunk(answer) + (cut ? "" : "data: [DONE]\\n\\n"));
+};
+const settled = async () => { do await new Promise((then) => setTimeout(then, 5)); while ($("send").disabled); };
+const ask = (text) => { $("prompt").value = text; $("ask").listeners.submit($("ask")); return settled(); };
+const again = () => { $("again").listeners.click(); return settled(); };
+const log = () => $("log").children.map((article) => [article.children[0].textContent, article.children.length]);
+const said = () => bodies.at(-1).messages.map((message) => message.content);
+start();
+await settled();
+"""
+
+
+def test_a_refused_question_is_forgotten_and_given_back():
+    code = 'await ask("long"); const left = [$("prompt").value, $("notice").textContent, log()];'
+    code += 'await ask("short"); return [left, $("prompt").value, said(), log()]'
+    left, prompt, said, log = evaluate(TALK + code, [{"answer": None}, {"answer": "yes"}])
+    assert left == ["long", "too long", []]
+    assert (prompt, said, log) == ("", ["short"], [["you", 2], ["assistant", 3]])
+
+
+def test_an_answer_that_breaks_off_is_kept():
+    code = 'await ask("one"); await ask("two"); return [said(), log()]'
+    said, log = evaluate(TALK + code, [{"answer": "half", "cut": True}, {"answer": "whole"}])
+    assert said == ["one", "half", "two"]
+    assert log == [["you", 2], ["assistant", 3]] * 2
+
+
+def test_where_another_answer_is_refused_the_one_before_stays():
+    code = 'await ask("one"); await again(); const prompt = $("prompt").value; await ask("two"); return [prompt, said(), log()]'
+    prompt, said, log = evaluate(TALK + code, [{"answer": "first"}, {"answer": None}, {"answer": "second"}])
+    assert (prompt, said) == ("", ["one", "first", "two"])
+    assert log == [["you", 2], ["assistant", 3]] * 2
+
+
+def test_an_empty_field_sends_nothing():
+    code = '$("most").value = "8"; $("temperature").value = "0"; await ask("one"); $("most").value = $("temperature").value = "";'
+    code += 'await ask("two"); return bodies.map((body) => [body.max_tokens ?? null, body.temperature ?? null])'
+    assert evaluate(TALK + code, [{"answer": "a"}, {"answer": "b"}]) == [[8, 0], [None, None]]
+
+
 def test_each_drafter_keeps_its_colour():
     names = ["suffix", "ngram", "suffix"]
     pieces = [{"origin": "accepted", "drafter": name} for name in names] + [{"origin": "bonus", "drafter": "ngram"}]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import io
 import logging
 import os
 import sys
@@ -11,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import NoReturn, TextIO
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, UnknownOptionError
 
 import forerun
 from forerun.cli import torch_libraries
@@ -68,6 +69,7 @@ def program() -> NoReturn:
 
     Python would take torch's half a million objects apart first, which takes more than half as long as its import.
     """
+    _open_streams()
     code = 1  # of an exception that `main` lets through
 
     def end() -> None:
@@ -93,20 +95,48 @@ def main(argv: Sequence[str] | None = None) -> int:
                 app.resolved_commands()  # the list of commands shows the first line of each, which is in its module
             code = app(words, exit_on_error=False, print_error=False, result_action="return_value")
             sys.stdout.flush()
+        except UnknownOptionError as error:
+            return _fail(_misplaced(error, words) or str(error))
         except (CycloptsError, ForerunError) as error:
-            return _fail(error)
+            return _fail(str(error), error.exit_code if isinstance(error, ForerunError) else USAGE_ERROR)
         except KeyboardInterrupt:
             return INTERRUPTED
         except BrokenPipeError:
             # The reader closed our output: point it elsewhere, so that the flush at exit does not fail too.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1
+        except OSError as error:
+            return _fail(_located(error))
     return code if isinstance(code, int) else 0
 
 
-def _fail(error: Exception) -> int:
-    print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-    return error.exit_code if isinstance(error, ForerunError) else USAGE_ERROR
+def _open_streams() -> None:
+    """Let a stream that is closed lead nowhere, and none of them fail at a character that its encoding lacks."""
+    streams = (("stdin", "r", "surrogateescape"), ("stdout", "w", "replace"), ("stderr", "w", "backslashreplace"))
+    for name, mode, errors in streams:
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8", errors=errors))  # noqa: SIM115 - to the end
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=errors)
+
+
+def _fail(message: str, code: int = USAGE_ERROR) -> int:
+    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    return code
+
+
+def _misplaced(error: UnknownOptionError, words: Sequence[str]) -> str | None:
+    """What to say of an option that is unknown only because it stands after --; None where it does not."""
+    name = error.token.keyword or error.token.value
+    place = next((number for number, word in enumerate(words) if word.partition("=")[0] == name), 0)
+    return f"{name}: options go before --; what follows is text" if "--" in words[:place] else None
+
+
+def _located(error: OSError) -> str:
+    """What the system refused, and the file; where an open stream fails, such as standard output, the system names none."""
+    what = error.strerror or str(error) or type(error).__name__
+    return what if error.filename is None else f"{error.filename}: {what}"
 
 
 @contextmanager

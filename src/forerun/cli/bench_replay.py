@@ -17,6 +17,7 @@ from forerun.cli.bench_compare import read_configs
 from forerun.cli.input_files import Prompt, read_kinds
 from forerun.cli.options import REPORT, EngineOptions, ReportOptions
 from forerun.cli.output import speculation_json, status
+from forerun.core.writable import check_writable_file
 from forerun.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -129,8 +130,7 @@ def _record(path: Path, options: RecordingOptions, engine: EngineOptions) -> Non
 
     if options.model is None:
         raise ConfigError(f"replay: there is no file {path}; give a recording, or --model to record one there")
-    if not path.parent.is_dir():
-        raise ConfigError(f"replay: cannot write {path}; give a file in a folder that exists")
+    check_writable_file("replay", path)
     kinds: dict[str, list[Prompt]] = (
         {kind: [*texts] for kind, texts in WORKLOADS.items()}
         if options.prompts is None

@@ -17,6 +17,7 @@ from forerun.bench.energy import POWERCAP
 from forerun.bench.load.answer import GOODPUT_METRICS, METRICS
 from forerun.bench.load.workload import Backend
 from forerun.cli.options import check_picture
+from forerun.core.writable import check_writable_file, check_writable_folder
 from forerun.errors import ConfigError, did_you_mean
 
 Words = Annotated[list[str] | None, Parameter(consume_multiple=True, negative=())]
@@ -253,6 +254,11 @@ class ResultOptions:
                 if field.name in ("save_detailed", "result_dir", "result_filename") and getattr(self, field.name):
                     option = f"--{field.name.replace('_', '-')}"
                     raise ConfigError(f"{option}: nothing is saved; give --save-result or --append-result too")
+            return
+        file = self.path("result.json")
+        check_writable_folder("--result-dir", file.parent)
+        if file.exists():
+            check_writable_file("--result-filename", file)
 
     @property
     def saves(self) -> bool:

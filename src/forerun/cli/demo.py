@@ -95,7 +95,7 @@ def demo(
         forerun demo --speculative-config.method suffix
         forerun demo ./my-model --max-tokens 100 --json
     """
-    options = engine.with_default_speculation(DEFAULT_SPECULATION)
+    options = engine.with_default_speculation(DEFAULT_SPECULATION, need="the demo shows what drafts gain")
     llm = loading.load_llm(model, options)
     console = Console(quiet=json_output, highlight=False)
     comparison = compare(llm, console, max_tokens=max_tokens)

@@ -64,7 +64,7 @@ def drafters(
 
 def _show_choices(model: str, engine: EngineOptions, *, json_output: bool) -> None:
     """Print what "auto" uses for a model."""
-    llm = loading.load_llm(model, engine.with_default_speculation("auto"))
+    llm = loading.load_llm(model, engine.with_default_speculation("auto", need="--for asks what drafts"))
     choices = llm.drafter_choices()
     if json_output:
         default = "auto" if llm.is_batch_invariant else None

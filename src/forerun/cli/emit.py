@@ -11,6 +11,7 @@ from rich.console import Console
 
 from forerun.cli.command import command
 from forerun.cli.options import parse_speculation
+from forerun.core.writable import check_writable_folder
 from forerun.errors import ConfigError
 from forerun.plan.deployment_plan import DeploymentPlan
 from forerun.plan.emit.emission import Emission, EmitRequest
@@ -54,6 +55,7 @@ def emit(
         forerun emit --plan plan --to vllm --model HuggingFaceTB/SmolLM2-135M-Instruct
         forerun emit --plan plan --to dynamo --profile profile --model org/name --output launch
     """
+    check_writable_folder("--output", output)
     planned = DeploymentPlan.load_file(plan)
     if speculative_config is not None and no_speculation:
         raise ConfigError("--speculative-config: contradicts --no-speculation; give one of them")

@@ -41,7 +41,7 @@ def generate(
 
     Args:
         model: A folder, a .gguf file, a known name (see "forerun models list") or a hub id org/name.
-        prompt: The text to continue; put -- before a text that starts with a hyphen.
+        prompt: The text to continue; one that starts with a hyphen comes last, after all options and --.
         from_stdin: Read the prompt from standard input, without its last line break.
         chat: Take the prompt as a user's message and answer it by the model's chat template.
         stream: Show text as it is written, instead of all at the end.
@@ -51,6 +51,7 @@ def generate(
         forerun generate smollm2-135m "The capital of France is" --max-tokens 10
         forerun generate smollm2-135m --chat "Name three colours."
         cat notes.txt | forerun generate smollm2-135m - --json
+        forerun generate smollm2-135m --max-tokens 8 -- "- a list"
         forerun generate smollm2-135m "1 2 3 1 2 3" --speculative-config.method suffix
         forerun generate smollm2-135m "1 2 3" --temperature 0.7 --seed 1 \\
             --speculative-config '{"method": "ngram", "num_speculative_tokens": 5}'

@@ -9,10 +9,11 @@ from typing import Annotated, Any
 from cyclopts import App, Parameter
 from rich.console import Console
 from rich.filesize import decimal
-from rich.table import Table
+from rich.table import Column, Table
 
 from forerun.cli import loading
 from forerun.cli.options import JsonFlag
+from forerun.cli.output import table_width
 from forerun.errors import ModelError
 from forerun.models import store
 from forerun.models.store import StoredModel
@@ -50,10 +51,11 @@ def list_models(*, json_output: JsonFlag = False) -> None:
     if json_output:
         print(json.dumps({"models": [_as_json(row) for row in rows]}))
         return
-    table = Table("name", "model", "licence", "size", "state", "weights", box=None)
+    name = Column("name", no_wrap=True)  # users must type it
+    table = Table(name, "model", "licence", "size", "state", "weights", box=None)
     for row in rows:
         table.add_row(row.name, row.title, row.licence, decimal(row.size_bytes), row.state, row.weights)
-    Console().print(table)
+    Console(width=table_width()).print(table)
 
 
 @models.command

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 from importlib.util import find_spec
 from pathlib import Path
 
+from forerun.core.writable import check_writable_file
 from forerun.errors import ConfigError
 
 SPECULATIVE_OPTIONS = ("speculative_config", "speculative_model", "speculative_method", "num_speculative_tokens")
@@ -157,8 +158,14 @@ class EngineOptions:
         """Whether an option says how to draft."""
         return any(asdict(self)[name] not in (None, DEFAULT_SPECULATION) for name in SPECULATIVE_OPTIONS)
 
-    def with_default_speculation(self, config: dict[str, Any] | str) -> EngineOptions:
-        """The same options, with `config` if they do not say how to draft themselves."""
+    def with_default_speculation(self, config: dict[str, Any] | str, *, need: str) -> EngineOptions:
+        """The same options, with `config` if they do not say how to draft themselves.
+
+        Raises:
+            ConfigError: they say that nothing is drafted; `need` is why that cannot be.
+        """
+        if self.no_speculation:
+            raise ConfigError(f"--no-speculation: {need}; leave it out")
         return self if self.names_drafter else replace(self, speculative_config=config)
 
     def settings(self) -> dict[str, Any]:
@@ -230,8 +237,7 @@ class ReportOptions:
     """Print one line of JSON for machines, and nothing else, on standard output."""
 
     def __post_init__(self) -> None:
-        if self.output_json is not None and (self.output_json.is_dir() or not self.output_json.parent.is_dir()):
-            raise ConfigError(f"--output-json: cannot write {self.output_json}; give a file in a folder that exists")
+        check_writable_file("--output-json", self.output_json)
 
     def write(self, figures: Mapping[str, Any]) -> None:
         """Write the figures as JSON to the file and standard output, as far as the options ask for it."""
@@ -248,14 +254,15 @@ def check_picture(option: str, picture: Path | None) -> None:
     """Refuse a picture file that could not be written after the measurement.
 
     Raises:
-        ConfigError: the file's ending or folder is wrong, or matplotlib is missing.
+        ConfigError: the file's ending is wrong, it cannot be written, or matplotlib is missing.
     """
     if picture is None:
         return
-    if picture.suffix not in PICTURE_FORMATS or picture.is_dir() or not picture.parent.is_dir():
+    if picture.suffix not in PICTURE_FORMATS:
         raise ConfigError(
             f"{option}: cannot write {picture}; give a file that ends in {', '.join(PICTURE_FORMATS)}, in a folder that exists"
         )
+    check_writable_file(option, picture)
     if find_spec("matplotlib") is None:
         raise ConfigError(
             f"{option}: matplotlib is not installed; pip install 'forerun[bench]', or leave the picture out"

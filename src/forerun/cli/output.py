@@ -19,6 +19,13 @@ from forerun.errors import RequestError
 Show = Callable[[StreamDelta], None]
 """Shows a part of an answer when it arrives."""
 
+WIDTH = 120
+
+
+def table_width() -> int | None:
+    """Columns for tables: None for as many as the terminal has, plenty where there is none."""
+    return None if sys.stdout.isatty() else WIDTH
+
 
 @dataclass(slots=True, kw_only=True)
 class Answer:

@@ -22,6 +22,7 @@ from forerun.cli.plan_options import (
     ConfirmationOptions,
     ReplayOptions,
 )
+from forerun.core.writable import check_writable_folder
 from forerun.errors import ConfigError
 from forerun.plan.confirmation import confirmed
 from forerun.plan.day_confirmation import confirmed_days
@@ -78,6 +79,7 @@ def plan(
         forerun plan profile --sla ttft=2s,itl=50ms --replay day.jsonl --picture day.svg
         forerun plan profile --sla ttft=2s,itl=50ms --replay day.jsonl --predictor kalman --confirm
     """
+    check_writable_folder("--output", output)
     wanted = parse_sla(sla)
     given = None if load is None else parse_load(load)
     requests = [] if day.replay is None else read_trace(day.replay)

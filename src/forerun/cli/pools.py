@@ -14,6 +14,7 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from forerun.cli.options import JsonFlag
+from forerun.core.writable import check_writable_file
 from forerun.errors import ConfigError
 from forerun.models import store
 
@@ -55,6 +56,8 @@ def show(path: Path, /, *, json_output: JsonFlag = False) -> None:
         json_output: Print one line of JSON for machines, and nothing else, on standard output.
     """
     rows, problems = _rows(path)
+    if problems and not path.is_dir():
+        raise ConfigError(problems[0])
     if json_output:
         print(json.dumps({"pools": [_as_json(row) for row in rows], "unusable": problems}))
         return
@@ -79,6 +82,7 @@ def export(model: str, file: Path, /, *, pools_folder: Path, shared_only: Flag =
     """
     from forerun.drafters.pool_files import file_of, write_pools
 
+    check_writable_file("FILE", file)
     saved = _read(file_of(pools_folder, _identity(model)), model)
     if shared_only:
         saved = saved.shared

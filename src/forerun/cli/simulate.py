@@ -16,6 +16,7 @@ from rich.table import Table
 
 from forerun.cli.command import command
 from forerun.cli.options import REPORT, ReportOptions, check_picture
+from forerun.core.writable import check_writable_file
 from forerun.errors import ConfigError, ForerunError
 from forerun.plan.load import Load, parse_load
 from forerun.plan.profile import Profile, missing_points
@@ -214,8 +215,7 @@ class SimulationResultOptions:
         check_picture("--plot", self.plot)
         if self.save_chunks and self.save_result is None:
             raise ConfigError("save_chunks: given without save_result; give that too")
-        if self.save_result is not None and (self.save_result.is_dir() or not self.save_result.parent.is_dir()):
-            raise ConfigError(f"save_result: cannot write {self.save_result}; give a file in a folder that exists")
+        check_writable_file("save_result", self.save_result)
 
     @property
     def parsed_sla(self) -> Sla | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from importlib.util import find_spec
@@ -22,7 +21,7 @@ from forerun.cli.bench_compare import read_configs
 from forerun.cli.command import command
 from forerun.cli.input_files import read_prompts
 from forerun.cli.options import SPECULATIVE_OPTIONS, EngineOptions, JsonFlag
-from forerun.cli.output import resumable, status
+from forerun.cli.output import resumable, status, table_width
 from forerun.errors import ConfigError
 from forerun.plan.profile import PROFILE_FILE
 
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
 
 ENGINE = EngineOptions()
 DEFAULT_LOAD = "concurrency=1"
-WIDTH = 120  # of what is printed where there is no terminal
 
 OF_THE_SPACE = ("model", "max_num_seqs", "max_num_batched_tokens", "quantization", *SPECULATIVE_OPTIONS)
 """Settings of the engine of which a tuning's folder says by other names what is tried."""
@@ -188,8 +186,8 @@ def tune(
     if json_output:
         print(json.dumps(document))
     else:
-        width = None if sys.stdout.isatty() else WIDTH
-        _show(report, folder.path / SERVE_FILE, picture, Console(highlight=False, markup=False, width=width))
+        console = Console(highlight=False, markup=False, width=table_width())
+        _show(report, folder.path / SERVE_FILE, picture, console)
 
 
 def _planned_engine(best: Candidate, engine: EngineSettings, target: LoadedTarget) -> PlannedEngine:

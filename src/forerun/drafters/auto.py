@@ -178,7 +178,7 @@ class AutoConfig:
         models = [self._head_choice(target, budget), *self._target_choices(target, budget)]
         is_taken = False
         for choice in models:
-            if choice.is_used and is_taken:
+            if is_taken and choice.num_bytes:
                 choice = replace(choice, is_used=False, why="a drafter before it is used")
             is_taken = is_taken or choice.is_used
             found.append(choice)

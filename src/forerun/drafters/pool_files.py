@@ -92,8 +92,9 @@ def read_pools(path: Path) -> SavedPools:
     """Read a file.
 
     Raises:
-        PoolFileError: it cannot be read, is damaged, or is none; the message names it.
+        PoolFileError: it is not there, cannot be read, is damaged, or is none; the message names it.
     """
+    is_ours = False
     try:
         with safe_open(path, framework="numpy") as file:
             metadata = file.metadata() or {}
@@ -102,6 +103,7 @@ def read_pools(path: Path) -> SavedPools:
                     f"{path}: got format {metadata.get('format')!r:.40}; must be {FORMAT!r}; "
                     "it is no file of pools, or one of another version"
                 )
+            is_ours = True
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
         if metadata["checksum"] != _checksum(metadata["contents"], arrays):
             raise PoolFileError(f"{path}: damaged: its checksum is not that of its contents; delete it")
@@ -111,8 +113,11 @@ def read_pools(path: Path) -> SavedPools:
             str(kind): {salt: _section(arrays, f"{kind}/{number}/") for number, salt in enumerate(salts)}
             for kind, salts in contents["salts"].items()
         }
+    except FileNotFoundError as error:
+        raise PoolFileError(f"{path}: there is no such file") from error
     except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise PoolFileError(f"{path}: no file of pools that can be read ({error}); delete it") from error
+        advice = "; delete it" if is_ours else ""
+        raise PoolFileError(f"{path}: no file of pools that can be read ({error}){advice}") from error
     return SavedPools(model=model, kinds=kinds)
 
 

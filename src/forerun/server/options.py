@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from forerun.core.writable import check_writable_file
 from forerun.errors import ConfigError
 
 SpecMetrics = Literal["none", "summary", "detailed"]
@@ -65,8 +66,10 @@ class ServerOptions:
             raise ConfigError(f"shutdown_timeout: got {self.shutdown_timeout}; must be 0 seconds or more")
         if self.step_timeout < 1:
             raise ConfigError(f"step_timeout: got {self.step_timeout}; must be 1 second or more")
-        log = self.request_log
-        if log is not None and (log.suffix != ".jsonl" or log.is_dir() or not log.parent.is_dir()):
-            raise ConfigError(f"request_log: got {log}; give a file that ends in .jsonl, in a folder that exists")
+        if self.request_log is not None and self.request_log.suffix != ".jsonl":
+            raise ConfigError(f"request_log: got {self.request_log}; must end in .jsonl")
+        check_writable_file("request_log", self.request_log)
+        if self.served_model_name is not None and not self.served_model_name.strip():
+            raise ConfigError("served_model_name: got an empty one; give a name, or leave it out for that of MODEL")
         if any(not key.strip() for key in self.api_key):
             raise ConfigError("api_key: got an empty one; give a key, or leave it out to serve without keys")

@@ -31,7 +31,7 @@ def test_a_finished_profile_and_other_files_are_left_alone(tmp_path: Path) -> No
     (tmp_path / "thesis.tex").write_text("mine")
     with pytest.raises(ConfigError, match="has other files"):
         open_stages(tmp_path, {})
-    with pytest.raises(ConfigError, match="is a file"):
+    with pytest.raises(ConfigError, match="Not a directory"):
         open_stages(tmp_path / "thesis.tex", {})
     finished = tmp_path / "finished"
     open_stages(finished, {})

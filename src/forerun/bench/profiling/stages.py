@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from forerun.core.writable import check_writable_folder
 from forerun.errors import ConfigError
 from forerun.plan.profile import PROFILE_FILE, write_json
 
@@ -78,10 +79,9 @@ def check_folder(folder: Path, *, overwrite: bool = False) -> None:
     """Refuse a folder that a profile could not be written to; before anything is loaded.
 
     Raises:
-        ConfigError: it is a file, or has a finished profile or other files.
+        ConfigError: it cannot be written, or has a finished profile or other files.
     """
-    if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"--output-dir: {folder} is a file; give a folder")
+    check_writable_folder("--output-dir", folder)
     if overwrite:
         return
     if (folder / PROFILE_FILE).is_file():

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from forerun.core.writable import check_writable_folder
 from forerun.errors import ConfigError
 from forerun.plan.step_times import StepTimeModel
 from forerun.plan.tuning.candidates import Candidate
@@ -41,10 +42,8 @@ class TuningFolder:
         elif path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise ConfigError(f"--output: {path} exists and is no folder of a tuning; give another")
         else:
-            try:
-                path.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise ConfigError(f"--output: cannot make {path} ({error}); give a place that can be written") from None
+            check_writable_folder("--output", path)
+            path.mkdir(parents=True, exist_ok=True)
             write(settings, self.identity)
 
     def recording(self, quantization: str | None) -> Path:
