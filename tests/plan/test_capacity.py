@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forerun.core.step import StepPlan
-from forerun.engine.simulation import SimulationSettings
+from forerun.engine.costs import PRIOR
+from forerun.engine.simulation import SimulationSettings, linear_decode_seconds
 from forerun.engine.speculation import FixedLength
 from forerun.errors import ConfigError
 from forerun.executor.simulated_text import ConditionalAcceptance
@@ -20,6 +21,7 @@ from forerun.plan.serving_policies import EngineModel, ServingPolicy, serving_po
 from forerun.plan.simulation.requests import synthetic_requests
 from forerun.plan.simulation.simulate import simulate
 from forerun.plan.sla import Sla
+from forerun.plan.step_times import StepTimeModel
 from tests.plan.worlds import LinearStepTimes, engine_model, speculation
 
 LOAD = Load(rate=4, isl=200, osl=100)
@@ -112,6 +114,45 @@ def test_the_formulas_agree_with_the_simulated_engine(load: Load, length: int) -
     )
     for name, tolerance in (("ttft", 0.15), ("tpot", 0.1), ("icl", 0.1), ("e2el", 0.1)):
         assert getattr(at, name).mean[0] == pytest.approx(result.latencies(name).mean, rel=tolerance), name
+
+
+@pytest.mark.parametrize(
+    ("load", "length", "name"),
+    [
+        (Load(rate=1, isl=300, osl=20, isl_cv=2.0), 0, "ttft"),
+        (Load(rate=1, isl=800, osl=20, isl_cv=1.0, prefix_hit_rate=0.5), 0, "ttft"),
+        (Load(rate=1, isl=100, osl=50, osl_cv=1.0), 3, "tpot"),
+    ],
+)
+def test_the_slowest_requests_are_those_of_long_prompts_and_of_short_answers(
+    load: Load, length: int, name: str
+) -> None:
+    """What the simulator draws: long prompts, most of which is behind what is cached, and answers too short to average luck out."""
+    engine = engine_model(max_model_len=16_384)
+    at = predict(engine, policy_of(engine, load, speculation(*RATES), length), load, np.array([load.rate]))
+    result = simulate(
+        SimulationSettings(
+            decode_seconds=linear_decode_seconds,
+            drafting=ConditionalAcceptance(RATES),
+            max_model_len=engine.max_model_len,
+        ),
+        synthetic_requests(load, 500, seed=2),
+        make_control=lambda: FixedLength(num_speculative_tokens=length),
+    )
+    assert getattr(at, name).quantile(0.95)[0] == pytest.approx(result.latencies(name).percentile(95), rel=0.18)
+
+
+def test_prompts_that_read_themselves_take_longer_on_average_the_more_they_differ() -> None:
+    """A prompt of L tokens reads L (L + 1) / 2: of lengths of mean m the mean of L² is m² (1 + cv²)."""
+    seconds_per_pair = 1e-6
+    weights = [1e-9] + [0.0] * (len(PRIOR) + 1)
+    engine = engine_model(StepTimeModel([*weights[:-1], seconds_per_pair]), max_num_batched_tokens=100_000)
+    for cv in (0.0, 0.5, 1.0):
+        load = replace(LOAD, isl=300, isl_cv=cv)
+        pairs = (300**2 * (1 + cv**2) + 300) / 2
+        assert engine.seconds_of_prompts(load).mean() == pytest.approx(pairs * seconds_per_pair, rel=0.02)
+        (share,) = predict(engine, policy_of(engine, load, None, 0), load, np.array([1.0])).prompt_share
+        assert share == pytest.approx(pairs * seconds_per_pair, rel=0.02)
 
 
 slas = st.builds(

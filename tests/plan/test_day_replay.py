@@ -73,6 +73,19 @@ def test_what_cannot_be_served_waits_for_the_next_interval() -> None:
     assert plan.worst == 0.0
 
 
+def test_a_backlog_waits_through_an_interval_in_which_nobody_comes() -> None:
+    """It is worked off there as fast as engines serve when they are full, and not at once."""
+    intervals = [interval(0, 1000), *(interval(hour, 0) for hour in range(1, 100))]
+    count = REPLAY.engines_for(Load(rate=10, isl=100, osl=50))
+    plan = REPLAY.with_counts("fixed", intervals, [count] * len(intervals), [one.load for one in intervals])
+    burst, quiet, after, *_, last = plan.intervals
+    served = burst.num_requests - burst.backlog
+    assert quiet.backlog == pytest.approx(burst.backlog - served)
+    assert after.backlog == pytest.approx(burst.backlog - 2 * served)
+    assert after.backlog > 0.0
+    assert last.backlog == 0.0
+
+
 def test_a_backlog_that_is_worked_off_early_spoils_only_the_beginning() -> None:
     intervals = [interval(0, 60), interval(1, 1)]
     count = REPLAY.engines_for(Load(rate=30, isl=100, osl=50))

@@ -7,14 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from forerun.engine.simulation import SimulationSettings, linear_decode_seconds
 from forerun.errors import ConfigError
 from forerun.plan.capacity import predict
 from forerun.plan.deployment_plan import Layout
 from forerun.plan.fleet_plan import FleetAnswer, FleetSearch, kept_engines, least_count, plan_fleet
 from forerun.plan.load import Load
 from forerun.plan.serving_policies import serving_policies
-from forerun.plan.simulation.fleet import Transfer
-from forerun.plan.sla import Sla
+from forerun.plan.simulation.fleet import Fleet, Transfer
+from forerun.plan.simulation.requests import synthetic_requests
+from forerun.plan.simulation.simulate import simulate
+from forerun.plan.sla import LATENCIES, Sla
 from tests.plan.worlds import LinearStepTimes, engine_model, speculation
 
 LOAD = Load(rate=60, isl=100, osl=50)
@@ -129,6 +132,54 @@ def test_an_answer_of_one_token_ends_with_its_first_one() -> None:
     assert busy.e2el.mean == pytest.approx(busy.ttft.mean)
     assert list(busy.is_stable) == list(np.isfinite(busy.ttft.mean))
     assert busy.e2el.variance[2] == pytest.approx(busy.ttft.variance[2])
+
+
+@pytest.mark.parametrize(
+    ("load", "prefill", "decode", "seconds", "sla"),
+    [
+        (Load(rate=10, isl=300, osl=200, osl_cv=1.0), 2, 1, 0.0, Sla(tpot=0.006)),
+        (Load(rate=10, isl=300, osl=200, osl_cv=1.0), 2, 4, 0.0, Sla(tpot=0.005)),
+        (Load(rate=10, isl=300, osl=100, osl_cv=0.5), 2, 2, 0.05, Sla(tpot=0.006, icl=0.006)),
+        (Load(rate=2, isl=600, osl=10, isl_cv=1.0), 2, 1, 0.0, Sla(ttft=0.15)),
+        (Load(rate=20, isl=600, osl=10, isl_cv=1.0), 4, 2, 0.0, Sla(ttft=0.15)),
+        (Load(rate=6, isl=400, osl=100, isl_cv=1.0, osl_cv=1.0), 2, 2, 0.0, Sla(ttft=0.1, tpot=0.005)),
+    ],
+)
+def test_engines_apart_do_what_simulated_ones_do_where_lengths_spread(
+    load: Load, prefill: int, decode: int, seconds: float, sla: Sla
+) -> None:
+    """Answers of any length have the same time per token; long prompts take longer to their first one than short ones."""
+    transfer = Transfer(seconds=seconds)
+    engine = engine_model()
+    (policy,) = (one for one in serving_policies(engine, [None], load) if one.has_all_places)
+    at = FleetSearch(engine, load, sla, transfer).predict_apart(policy, prefill, decode)
+    found = simulate(
+        SimulationSettings(decode_seconds=linear_decode_seconds, max_model_len=engine.max_model_len),
+        synthetic_requests(load, 400, seed=3),
+        fleet=Fleet(replicas=decode, prefill_replicas=prefill, routing="least-requests", transfer=transfer),
+    )
+    for name in LATENCIES:
+        latency, values = getattr(at, name), [getattr(one, name) for one in found.requests if one.num_output_tokens > 1]
+        assert latency.mean[0] == pytest.approx(np.mean(values), rel=0.15), name
+        assert latency.quantile(0.95)[0] == pytest.approx(np.quantile(values, 0.95), rel=0.2), name
+    assert at.attainment(sla)[0] == pytest.approx(found.attainment(sla), abs=0.05)
+
+
+def test_the_spread_of_answers_alone_makes_no_sla_of_time_per_token_impossible_apart() -> None:
+    load, sla = Load(rate=10, isl=1000, osl=200), Sla(tpot=0.006)
+    alike, spread = (
+        plan_fleet(engine_model(), [], replace(load, osl_cv=cv), sla, layouts=(Layout.DISAGGREGATED,))
+        for cv in (0.0, 1.0)
+    )
+    assert alike.is_feasible
+    assert spread.is_feasible
+    assert spread.plan.num_engines <= alike.plan.num_engines + 1
+
+
+def test_no_number_of_prefill_engines_makes_long_prompts_short() -> None:
+    load, sla = Load(rate=2, isl=1000, osl=50, isl_cv=1.0), Sla(ttft=0.15)
+    answer = plan_fleet(engine_model(), [], load, sla, layouts=(Layout.DISAGGREGATED,))
+    assert impossible(answer)  # a quarter of the prompts takes an idle engine longer
 
 
 def test_without_drafts_that_help_the_plan_is_that_without_speculation() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from forerun.plan.acceptance import AcceptanceProfile
-from forerun.plan.draft_lengths import Speculation
+from forerun.plan.draft_lengths import Speculation, StepSeconds
 from forerun.plan.serving_policies import EngineModel
 from forerun.plan.step_times import DraftingCost
 
@@ -32,7 +32,7 @@ class LinearStepTimes:
         return self.base + rows + self.per_context_token * num_context_tokens
 
 
-def engine_model(step_times: LinearStepTimes | None = None, **limits: int) -> EngineModel:
+def engine_model(step_times: StepSeconds | None = None, **limits: int) -> EngineModel:
     defaults = {
         "num_blocks": 4096,
         "block_size": 16,

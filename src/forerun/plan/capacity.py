@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from forerun.plan.balanced import balance, pooled_wait
 from forerun.plan.latencies import Counts, Lognormal, WaitThenServed
+from forerun.plan.lengths import NUM_LENGTHS, prompt_lengths, tokens_after_first
 from forerun.plan.load import Load
 from forerun.plan.queueing import Occupancy, load_dependent, variability
 from forerun.plan.serving_policies import EngineModel, ServingPolicy
@@ -31,7 +32,7 @@ Bools = npt.NDArray[np.bool_]
 LEAST_ELASTICITY = 0.01  # of departures by batch size; an engine that gets no faster by more sequences has 0
 MEAN_STEP = 0.05  # of a table of Poisson distributions
 LARGE_COUNT = 8  # from which on a Poisson distribution is near a normal one
-NUM_MOMENTS = 48  # equally likely circumstances of an arrival that stand for all
+NUM_MOMENTS = NUM_LENGTHS  # equally likely circumstances of an arrival that stand for all
 BALANCE_ROUNDS = 8
 SETTLED = 1e-9  # of a batch size, by which a round may change it for the last time
 RATE_GRID = 33
@@ -108,8 +109,9 @@ class _Steady:
     ) -> None:
         self.engine, self.policy, self.load, self.rates = engine, policy, load, rates
         self.num_engines = num_engines
-        self.cached = load.isl - load.computed_isl
-        self.prompt_seconds = engine.prompt_seconds(load.isl, cached=self.cached)
+        self.seconds_of_prompts = engine.seconds_of_prompts(load)
+        self.prompt_seconds = float(self.seconds_of_prompts.mean())
+        self.prompt_cv2 = float(self.seconds_of_prompts.var()) / max(self.prompt_seconds, 1e-12) ** 2
         self.budget = max(1.0, engine.max_num_batched_tokens - policy.max_num_seqs / 2.0)
         self.tokens_after = max(0.0, load.osl - 1.0)
         self.steps = policy.steps_for(self.tokens_after)
@@ -199,7 +201,7 @@ class _Steady:
         The prompts that arrive during a step are computed in the next one, so its length D follows
         D' = T + P x arrivals(D); its variance is rate P² (ca² + cs²) E(D) / (1 - prompt_share²).
         """
-        clumps = self.arrival_cv2 + self.load.isl_cv**2
+        clumps = self.arrival_cv2 + self.prompt_cv2
         return self.prompt_share * self.prompt_seconds * clumps / (1.0 - self.prompt_share**2)
 
     @property
@@ -216,7 +218,7 @@ class _Steady:
         """Wait for a place, for the step that runs, and for earlier prompts; then the steps with the prompt."""
         finite_wait = np.where(self.is_stable, self.mean_wait, 0.0)
         place_wait = variability(self.arrival_cv2, self.load.osl_cv**2) * finite_wait
-        in_line = variability(self.arrival_cv2, self.load.isl_cv**2) * self.prompt_service
+        in_line = variability(self.arrival_cv2, self.prompt_cv2) * self.prompt_service
         # prompts longer than the budget are served in line, short ones all in the next step
         lined = min(1.0, self.load.computed_isl / self.budget)
         line_wait = lined * in_line * self.prompt_load / (1.0 - self.prompt_load)
@@ -246,10 +248,9 @@ class _Steady:
         others = together * self.prompt_seconds * (_poisson(expected) + np.maximum(0.0, clump))
         idle_step = self.engine.step_times.seconds(num_rows=0, num_sequences=0, num_context_tokens=0)
         steps_beside = self.met @ np.concatenate([[idle_step], self.policy.step_seconds])
-        lengths = _lengths(self.load.computed_isl, self.load.isl_cv, moments.length)
-        own = np.array([self.engine.prompt_seconds(self.cached + one, cached=self.cached) for one in lengths])
-        chunks = np.ceil(lengths / self.budget)
-        seconds: Floats = is_busy * (moments.left * found + others) + chunks * steps_beside[:, None] + own
+        chunks = np.ceil(prompt_lengths(self.load) / self.budget)[moments.length]
+        own = chunks * steps_beside[:, None] + self.seconds_of_prompts[moments.length]
+        seconds: Floats = is_busy * (moments.left * found + others) + own
         return seconds
 
     def icl(self) -> Lognormal:
@@ -261,20 +262,20 @@ class _Steady:
         batch_cv2 = self._seen_variance(self.policy.step_seconds) / mean**2
         return Lognormal(mean, batch_cv2 + self._stall_cv2(mean * num_steps))
 
-    def tpot(self) -> Lognormal:
-        """Mean seconds per token after the first."""
+    def tpot(self, tokens_after: float) -> Lognormal:
+        """Mean seconds per token after the first, of answers with so many."""
         if self.tokens_after <= 0.0:
             return self._nothing()
-        per_token = self.policy.step_seconds * self.steps / self.tokens_after
-        mean = self._seen_mean(per_token) + self.company_seconds / self.tokens_after
+        per_token = self.policy.step_seconds * self.policy.steps_for(tokens_after) / tokens_after
+        mean = self._seen_mean(per_token) + self.company_seconds / tokens_after
         batch_cv2 = self._seen_variance(per_token) / mean**2
-        luck = self.seen @ (self.policy.variance_of_tokens / self.policy.tokens_per_step) / self.tokens_after
+        luck = self.seen @ (self.policy.variance_of_tokens / self.policy.tokens_per_step) / tokens_after
         spread = luck + self.policy.request_cv**2
-        return Lognormal(mean, batch_cv2 + self._stall_cv2(mean * self.tokens_after) + spread)
+        return Lognormal(mean, batch_cv2 + self._stall_cv2(mean * tokens_after) + spread)
 
     def _stall_cv2(self, life: Floats) -> Floats:
         """What the prompts add that others bring during a request's life, and those that came with its own."""
-        clumps = self.arrival_cv2 + self.load.isl_cv**2
+        clumps = self.arrival_cv2 + self.prompt_cv2
         during = self.prompt_share * self.prompt_seconds * clumps * self.stretch**2 / life
         return during + (self.company_seconds / life) ** 2
 
@@ -289,7 +290,7 @@ class _Moments(NamedTuple):
     left: Floats  # share of the running step that is still to go
     normal: Floats  # how long that step is, in deviations
     busy: Floats  # below the chance that the engine is busy: it is
-    length: Floats  # how long the prompt is, in deviations
+    length: Counts  # the number of the prompt's length
     others: Floats  # how many others arrive in that step, as a share of the distribution
     others_normal: Floats  # the same in deviations
 
@@ -299,10 +300,9 @@ def _moments() -> _Moments:
     # a Latin hypercube: each circumstance takes each of its values once, in an order of its own
     values = (np.arange(NUM_MOMENTS) + 0.5) / NUM_MOMENTS
     random = np.random.default_rng(0)
-    left, step, busy, length, others = (random.permutation(values) for _ in range(5))
-    quantile = NormalDist().inv_cdf
-    steps, lengths, numbers = (np.array([quantile(share) for share in some]) for some in (step, length, others))
-    return _Moments(left, steps, busy, lengths, others, numbers)
+    left, step, busy, length, others = (random.permutation(NUM_MOMENTS) for _ in range(5))
+    normal = np.array([NormalDist().inv_cdf(share) for share in values])
+    return _Moments(values[left], normal[step], values[busy], length, values[others], normal[others])
 
 
 @functools.cache
@@ -355,13 +355,6 @@ def _averaged(departures: Floats, seen: Floats) -> Floats:
     return averaged
 
 
-def _lengths(mean: float, cv: float, deviations: Floats) -> Floats:
-    """Lognormal prompt lengths."""
-    variance = math.log1p(cv**2)
-    lengths: Floats = mean * np.exp(deviations * math.sqrt(variance) - variance / 2.0)
-    return lengths
-
-
 def predict(
     engine: EngineModel,
     policy: ServingPolicy,
@@ -384,17 +377,18 @@ def predict(
     rates = np.asarray(rates, dtype=np.float64)
     counts = np.broadcast_to(np.asarray(num_engines, dtype=np.float64), rates.shape)
     steady = _Steady(engine, policy, load, rates, counts, routing)
-    ttft, tpot = steady.ttft(), steady.tpot()
-    after_first = steady.tokens_after * tpot.mean
+    ttft, per_token = steady.ttft(), steady.tpot(steady.tokens_after)
+    after_first = steady.tokens_after * per_token.mean
     mean = ttft.mean + after_first
-    variance = ttft.variance + after_first**2 * (tpot.cv2 + load.osl_cv**2)
+    variance = ttft.variance + after_first**2 * (per_token.cv2 + load.osl_cv**2)
     is_stable = steady.is_stable
     cv2 = np.where(is_stable, variance, 1.0) / np.where(is_stable, mean, 1.0) ** 2
     return Prediction(
         rates=steady.rates,
         is_stable=is_stable,
         ttft=ttft,
-        tpot=tpot,
+        # what an answer has once, its few tokens share: over all answers that is the mean of 1 / tokens
+        tpot=steady.tpot(1.0 / float(np.mean(1.0 / tokens_after_first(load)))),
         icl=steady.icl(),
         e2el=Lognormal(mean, cv2),
         batch_size=steady.batch_size,

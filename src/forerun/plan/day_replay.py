@@ -200,8 +200,10 @@ class DayReplay:
         """What comes of so many engines in each interval."""
         seconds = intervals[1].start - intervals[0].start
         backlog, planned = 0.0, []
+        load: Load | None = None  # of whoever came last: where nobody comes, they are those who wait
         for interval, count, forecast in zip(intervals, counts, forecasts, strict=True):
-            attained, backlog = self._meet(interval, count, backlog)
+            load = interval.load or load
+            attained, backlog = self._meet(interval.num_requests, load, seconds, count, backlog)
             planned.append(
                 PlannedInterval(
                     start=interval.start,
@@ -248,17 +250,19 @@ class DayReplay:
         prefill = self._prefill_of(count)
         return search.at(self._policy.for_load(self._engine, load), prefill, count - prefill)
 
-    def _meet(self, interval: Interval, count: int, backlog: float) -> tuple[float, float]:
-        """How many of an interval's requests attain the SLA, and how many wait at its end."""
-        if interval.load is None:
-            return 0.0, 0.0  # nobody comes, and what waits is served
-        plan = self._plan(interval.load, count)
+    def _meet(
+        self, num_requests: int, load: Load | None, seconds: float, count: int, backlog: float
+    ) -> tuple[float, float]:
+        """How many of an interval's requests attain the SLA, and how many wait at its end; load None: nobody has come yet."""
+        if load is None:
+            return 0.0, 0.0
+        plan = self._plan(load, count)
         busy = _busy(plan)
-        capacity = interval.num_requests / busy if busy > 0.0 else math.inf
-        left = max(0.0, interval.num_requests + backlog - capacity)
+        capacity = load.rate * seconds / busy if busy > 0.0 else math.inf
+        left = max(0.0, num_requests + backlog - capacity)
         # while a backlog is worked off, whoever arrives waits behind it
-        clearing = 1.0 if left > 0.0 else backlog / max(capacity - interval.num_requests, 1e-9)
-        return plan.attainment * interval.num_requests * max(0.0, 1.0 - clearing), left
+        clearing = 1.0 if left > 0.0 else backlog / max(capacity - num_requests, 1e-9)
+        return plan.attainment * num_requests * max(0.0, 1.0 - clearing), left
 
 
 def _busy(plan: FleetPlan) -> float:

@@ -20,6 +20,7 @@ from forerun.plan.capacity import Prediction, Routing, predict
 from forerun.plan.deployment_plan import Layout
 from forerun.plan.draft_lengths import Speculation
 from forerun.plan.latencies import Lognormal, WaitThenServed
+from forerun.plan.lengths import prompt_lengths, tokens_after_first
 from forerun.plan.load import Load
 from forerun.plan.queueing import erlang_c, mean_wait
 from forerun.plan.serving_policies import EngineModel, ServingPolicy, serving_policies
@@ -366,15 +367,13 @@ class FleetSearch:
     def _prefill(self, counts: Counts) -> WaitThenServed:
         """Time to first token where all prompts wait in one line for so many engines, [counts]."""
         load, service = self._load, self._prompt_seconds
+        cv2 = float(self._seconds_of_prompts.var()) / service**2
         chances = np.array([erlang_c(count, load.rate * service) for count in counts.tolist()])
         waits = np.array(
-            [
-                mean_wait(load.rate, service, count, arrival_cv2=load.cv**2, service_cv2=load.isl_cv**2)
-                for count in counts.tolist()
-            ]
+            [mean_wait(load.rate, service, count, arrival_cv2=load.cv**2, service_cv2=cv2) for count in counts.tolist()]
         )
         return WaitThenServed(
-            service=np.full((len(counts), 1), service),
+            service=np.tile(self._seconds_of_prompts, (len(counts), 1)),
             wait_chance=chances,
             mean_wait_of_waiting=np.divide(waits, chances, out=np.zeros_like(waits), where=chances > 0.0),
         )
@@ -390,12 +389,18 @@ class FleetSearch:
         return self._found(policy, prefill, decode, self.predict_apart(policy, prefill, decode))
 
     @cached_property
-    def _prompt_seconds(self) -> float:
-        """Seconds of a prompt's steps in an engine that does nothing else."""
+    def _seconds_of_prompts(self) -> Floats:
+        """Seconds of the steps of equally likely prompts in an engine that does nothing else."""
         load, engine = self._load, self._engine
-        chunks = math.ceil(load.computed_isl / engine.max_num_batched_tokens)
+        chunks = np.ceil(prompt_lengths(load) / engine.max_num_batched_tokens)
         idle = engine.step_times.seconds(num_rows=0, num_sequences=0, num_context_tokens=0)
-        return chunks * idle + engine.prompt_seconds(load.isl, cached=load.isl - load.computed_isl)
+        seconds: Floats = chunks * idle + engine.seconds_of_prompts(load)
+        return seconds
+
+    @property
+    def _prompt_seconds(self) -> float:
+        """Their mean."""
+        return float(self._seconds_of_prompts.mean())
 
     def predict_apart(self, policy: ServingPolicy, prefill: int | Counts, decode: int | Counts) -> Prediction:
         """What requests see of `prefill` engines, for which prompts wait in one line, and `decode` ones, each with its part of the load.
@@ -405,7 +410,7 @@ class FleetSearch:
         load = self._load
         first, decode = np.broadcast_arrays(np.atleast_1d(prefill), np.atleast_1d(decode))
         # whoever decodes has all KV but that of the first token, which gives the second
-        handed = replace(load, osl=max(1.0, load.osl - 1.0), prefix_hit_rate=1.0 - 1.0 / load.isl)
+        handed = replace(load, osl=max(1.0, load.osl - 1.0), isl_cv=0.0, prefix_hit_rate=1.0 - 1.0 / load.isl)
         counts, numbers = np.unique(decode, return_inverse=True)
         at = self._predict(policy, handed, counts).at(numbers)
         ttft = self._prefill(first)
@@ -416,13 +421,33 @@ class FleetSearch:
                 e2el = Lognormal(ttft.mean, np.nan_to_num(ttft.variance / ttft.mean**2))
             return replace(at, is_stable=np.isfinite(ttft.mean), ttft=ttft, tpot=nothing, icl=nothing, e2el=e2el)
         between = self._transfer.of_prompt(round(load.isl))
-        after_first = between + at.e2el.mean
-        tokens_after = load.osl - 1.0
+        spread = ((between - self._transfer.seconds) * load.isl_cv) ** 2  # its variance
+        second = between + at.ttft.mean, at.ttft.variance + spread  # mean and variance of the second token's wait
+        after = np.tile(tokens_after_first(load), (len(decode), 1))
         with np.errstate(invalid="ignore"):
-            tpot = Lognormal(after_first / tokens_after, np.nan_to_num(at.e2el.variance / after_first**2))
-            mean = ttft.mean + after_first
-            e2el = Lognormal(mean, np.nan_to_num((ttft.variance + at.e2el.variance) / mean**2))
-        return replace(at, is_stable=at.is_stable & np.isfinite(mean), ttft=ttft, tpot=tpot, e2el=e2el)
+            tpot = _beginning_with(*second, at.tpot, after)
+            icl = _beginning_with(*second, at.icl, np.maximum(1.0, after / at.acceptance_length[:, None]))
+            mean = ttft.mean + between + at.e2el.mean
+            e2el = Lognormal(mean, np.nan_to_num((ttft.variance + spread + at.e2el.variance) / mean**2))
+        return replace(at, is_stable=at.is_stable & np.isfinite(mean), ttft=ttft, tpot=tpot, icl=icl, e2el=e2el)
+
+
+def _beginning_with(mean: Floats, variance: Floats, gaps: Lognormal, counts: Floats) -> Lognormal:
+    """The mean of all gaps of a request, of which the first has this mean and variance, and the others are as `gaps` says.
+
+    Of n gaps it is gap + (first - gap) / n, so how many there are counts only as far as the first one is longer.
+
+    Args:
+        mean: [rates], seconds of the first gap.
+        variance: [rates], of the same.
+        gaps: the mean of a request's other gaps.
+        counts: [rates, points], equally likely numbers of gaps.
+    """
+    share, spread = (1.0 / counts).mean(axis=1), (1.0 / counts).var(axis=1)
+    longer = mean - gaps.mean
+    all_mean = gaps.mean + share * longer
+    of_gaps = (1.0 - share) ** 2 * gaps.variance + (share**2 + spread) * variance
+    return Lognormal(all_mean, np.nan_to_num((of_gaps + spread * longer**2) / all_mean**2))
 
 
 def _preferred(plans: Sequence[FleetPlan]) -> FleetPlan:

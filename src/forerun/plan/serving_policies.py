@@ -25,6 +25,7 @@ from forerun.plan.draft_lengths import (
     steady_lengths,
     step_table,
 )
+from forerun.plan.lengths import prompt_lengths
 from forerun.plan.load import Load
 
 Floats = npt.NDArray[np.float64]
@@ -53,6 +54,11 @@ class EngineModel:
         if (num_tokens, cached) not in self._prompt_seconds:
             self._prompt_seconds[num_tokens, cached] = self._seconds_of_prompt(num_tokens, cached)
         return self._prompt_seconds[num_tokens, cached]
+
+    def seconds_of_prompts(self, load: Load) -> Floats:
+        """The same of a load's equally likely prompts, of which the prefix cache has the beginning."""
+        cached = load.isl - load.computed_isl
+        return np.array([self.prompt_seconds(cached + one, cached=cached) for one in prompt_lengths(load).tolist()])
 
     @cached_property
     def _prompt_seconds(self) -> dict[tuple[float, float], float]:
