@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4 as CONTENT_TYPE
 from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, generate_latest
@@ -42,6 +42,23 @@ HISTOGRAMS: dict[str, tuple[str, Sequence[float]]] = {
 }
 
 
+class EndedCompletions(NamedTuple):
+    """Sums over completions that have ended, whatever the reason; several of one prompt count it once each."""
+
+    number: int = 0
+    prompt_tokens: int = 0
+    answer_tokens: int = 0
+
+    def plus(self, output: RequestOutput) -> EndedCompletions:
+        """With those of a request that ended."""
+        number = len(output.outputs)
+        return EndedCompletions(
+            self.number + number,
+            self.prompt_tokens + number * len(output.prompt_token_ids),
+            self.answer_tokens + sum(len(completion.token_ids) for completion in output.outputs),
+        )
+
+
 class ServerMetrics:
     """Histograms over requests; `observe` is called by the engine's thread, the rest by the event loop."""
 
@@ -54,7 +71,7 @@ class ServerMetrics:
             for name, (about, buckets) in HISTOGRAMS.items()
         }
         self._histograms = {name: histogram.labels(**self.labels) for name, histogram in made.items()}
-        self.prompt_tokens_finished = 0  # of all requests that were served
+        self.ended = EndedCompletions()
         self._last_times: dict[tuple[str, int], float] = {}  # of the last tokens, by request and completion
 
     def observe(self, deltas: Sequence[StreamDelta], finished: Sequence[RequestOutput], now: float) -> None:
@@ -67,6 +84,7 @@ class ServerMetrics:
                 self._note("vllm:inter_token_latency_seconds", now - self._last_times[key])
             self._last_times[key] = now
         for output in finished:
+            self.ended = self.ended.plus(output)
             for completion in output.outputs:
                 self._last_times.pop((output.request_id, completion.index), None)
             if all(completion.finish_reason in SERVED for completion in output.outputs):
@@ -76,7 +94,6 @@ class ServerMetrics:
         self._histograms[name].observe(value)
 
     def _note_finished(self, output: RequestOutput) -> None:
-        self.prompt_tokens_finished += len(output.prompt_token_ids)
         self._note("vllm:request_prompt_tokens", len(output.prompt_token_ids))
         self._note("vllm:request_params_n", len(output.outputs))
         for completion in output.outputs:

@@ -6,6 +6,7 @@ import pytest
 
 from forerun.deploy.ray.load_meter import LoadMeter, ReplicaCounts, counts_of
 from forerun.engine.stats import Counter, Gauge
+from forerun.server.metrics import EndedCompletions
 
 
 def counts(finished, underway=0, prompt=100, answer=50, **others):
@@ -41,6 +42,29 @@ def test_a_replica_that_is_silent_for_a_while_is_not_counted_twice():
     assert meter.interval(1.0).load.rate == 10.0
 
 
+@pytest.mark.parametrize("fallen", [ReplicaCounts(), counts(1200, underway=20, answer=0)])
+def test_counters_that_fall_are_not_believed_and_what_came_is_counted_when_they_have_grown_again(fallen):
+    meter = LoadMeter()
+    rates = []
+    for number in range(1, 5):
+        a = fallen if number == 2 else counts(600 * number)
+        meter.take({"a": a, "b": counts(600 * number)})
+        load = meter.interval(60.0).load
+        assert (load.isl, load.osl) == (100.0, 50.0)
+        rates.append(load.rate)
+    assert rates == [20.0, 10.0, 30.0, 20.0]
+
+
+def test_a_replica_that_starts_again_is_another_whose_counters_begin_at_zero():
+    meter = LoadMeter()
+    meter.take({"a": counts(1000, underway=20)})
+    meter.interval(1.0)
+    meter.take({"a": ReplicaCounts()})
+    meter.take({"b": counts(0)})
+    meter.take({"b": counts(50, underway=10)})
+    assert meter.interval(10.0).load.rate == 4.0  # fifty and ten, less the twenty that ended with the first
+
+
 def test_few_requests_say_nothing_of_lengths():
     meter = LoadMeter()
     meter.take({"a": counts(10)})
@@ -74,9 +98,9 @@ def test_counts_are_read_from_the_engines_metrics():
     metrics = [
         Gauge("vllm:num_requests_running", 2),
         Gauge("vllm:num_requests_waiting", 1),
-        Counter("vllm:request_success", 4, {"finished_reason": "stop"}),
-        Counter("vllm:request_success", 5, {"finished_reason": "length"}),
-        Counter("vllm:generation_tokens", 90),
+        Counter("vllm:generation_tokens", 95),
+        Counter("vllm:prefix_cache_queries", 80),
     ]
-    found = counts_of(metrics, prompt_tokens=70)
+    found = counts_of(metrics, EndedCompletions(number=9, prompt_tokens=70, answer_tokens=90))
     assert (found.underway, found.finished, found.answer_tokens, found.prompt_tokens) == (3, 9, 90, 70)
+    assert found.queried_tokens == 80

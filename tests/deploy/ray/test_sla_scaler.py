@@ -154,3 +154,7 @@ def test_the_newest_value_of_each_series_counts():
     raw = {"finished": {"a": [SimpleNamespace(value=1.0), SimpleNamespace(value=2.0)], "b": []}}
     assert counts_by_replica(raw)["a"].finished == 2.0
     assert "b" not in counts_by_replica(raw)
+
+
+def test_a_replica_that_has_told_no_counters_is_not_one_whose_counters_are_zero():
+    assert counts_by_replica({"running_requests": {"a": [SimpleNamespace(value=3.0)]}}) == {}

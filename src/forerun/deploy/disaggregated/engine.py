@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections import deque
 from contextlib import AbstractContextManager
 from copy import copy
@@ -14,12 +15,13 @@ from forerun.engine.client import EngineRequest, EngineSnapshot, StepOutput
 from forerun.engine.engine import Engine
 from forerun.engine.kv_transfer import import_kv, num_missing_tokens
 from forerun.engine.stats import Counter, Gauge, Metric
-from forerun.errors import ConfigError
+from forerun.errors import ConfigError, RequestError
 from forerun.kv.transfer import TransferredKV
 
 logger = logging.getLogger(__name__)
 
 ARRIVAL_WAIT_S = 0.005  # of a step that has nothing else to do, so that new requests do not wait long for it
+MOST_AHEAD = 0.25  # of the KV memory: prompts that are read elsewhere, and those that were and wait for room
 
 
 @dataclass(slots=True)
@@ -86,32 +88,45 @@ class DisaggregatedEngine:
         self._engine = engine
         self._prefill = prefill
         self._most_local = max_local_prefill_length
+        self._accepting = threading.Lock()  # guards the next
         self._accepted: dict[str, EngineRequest] = {}  # not submitted
-        self._reading: set[str] = set()  # there
+        self._unread: dict[str, EngineRequest] = {}  # the oldest first; to be read there, and not asked for yet
+        self._reading: dict[str, int] = {}  # there: the blocks that each will fill
         self._arrived: deque[Arrival] = deque()  # the first waits for memory for its KV, the others for their turn
 
     @property
     def has_work(self) -> bool:
         """See `EngineClient`."""
-        return bool(self._engine.has_work or self._reading or self._arrived)
+        return bool(self._engine.has_work or self._unread or self._reading or self._arrived)
 
     def accept(self, request: EngineRequest) -> None:
         """See `EngineClient`."""
-        self._engine.accept(request)
-        self._accepted[request.request_id] = request
+        request_id = request.request_id
+        with self._accepting:
+            if request_id in self._accepted:
+                raise RequestError(f"request_id: {request_id!r} is running already; choose another")
+            self._accepted[request_id] = request
+        try:
+            self._engine.accept(request)
+        except BaseException:
+            with self._accepting:
+                if self._accepted.get(request_id) is request:  # else it was withdrawn meanwhile
+                    del self._accepted[request_id]
+            raise
 
     def withdraw(self, request_id: str) -> None:
         """See `EngineClient`."""
-        self._accepted.pop(request_id, None)
+        with self._accepting:
+            self._accepted.pop(request_id, None)
         self._engine.withdraw(request_id)
 
     def submit(self, request_id: str) -> None:
         """See `EngineClient`; a prompt that is to be read elsewhere is queued here when it has been."""
-        request = self._accepted.pop(request_id)
-        token_ids = [int(token_id) for token_id in (*request.prompt_ids, *request.output_ids)]
-        if not self._is_read_here(request, token_ids):
-            self._reading.add(request_id)
-            self._prefill.read(request_id, token_ids, request.cache_salt)
+        with self._accepting:
+            request = self._accepted.pop(request_id)
+        if not self._is_read_here(request, _token_ids(request)):
+            self._unread[request_id] = request
+            self._ask()
         elif self._arrived:  # which would never find memory if others always came first
             self._arrived.append(Arrival(request_id, None))
         else:
@@ -128,9 +143,9 @@ class DisaggregatedEngine:
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """See `EngineClient`."""
-        self._accepted.pop(request_id, None)
-        if request_id in self._reading:
-            self._reading.remove(request_id)
+        self.withdraw(request_id)
+        self._unread.pop(request_id, None)
+        if self._reading.pop(request_id, None) is not None:
             self._prefill.cancel(request_id)
         self._arrived = deque(one for one in self._arrived if one.request_id != request_id)
         return self._engine.abort(request_id)
@@ -150,7 +165,7 @@ class DisaggregatedEngine:
     def snapshot(self) -> DisaggregatedSnapshot:
         """See `EngineClient`; requests whose prompts are read elsewhere wait."""
         found = self._engine.snapshot()
-        num_waiting = found.state.num_waiting + len(self._reading) + len(self._arrived)
+        num_waiting = found.state.num_waiting + len(self._unread) + len(self._reading) + len(self._arrived)
         state = replace(found.state, num_waiting=num_waiting)
         return DisaggregatedSnapshot(found.stats, state, copy(self.transfers))
 
@@ -162,15 +177,38 @@ class DisaggregatedEngine:
             return True
         return num_missing_tokens(self._engine.parts, token_ids, request.cache_salt) <= self._most_local
 
+    def _ask(self) -> None:
+        """Ask for the next prompts, as far as there will soon be room for their KV; for one in any case."""
+        while self._unread:
+            request_id, request = next(iter(self._unread.items()))
+            num_blocks = (len(request.prompt_ids) + len(request.output_ids)) // self._engine.parts.block_size
+            if not self._has_room_for(num_blocks):
+                return
+            del self._unread[request_id]
+            token_ids = _token_ids(request)
+            if self._is_read_here(request, token_ids):  # by now
+                self._arrived.append(Arrival(request_id, None))
+            else:
+                self._reading[request_id] = num_blocks
+                self._prefill.read(request_id, token_ids, request.cache_salt)
+
+    def _has_room_for(self, num_blocks: int) -> bool:
+        """Whether so many blocks of KV may come, beside those that will and those that wait for memory."""
+        parts = self._engine.parts
+        waiting = sum(len(one.kv.token_ids) for one in self._arrived if one.kv is not None) // parts.block_size
+        num_ahead = sum(self._reading.values()) + waiting
+        return not num_ahead or num_ahead + num_blocks <= MOST_AHEAD * parts.pool.num_blocks
+
     def _take_arrivals(self) -> None:
-        """Queue the requests whose prompts have been read; without other work wait a moment for one."""
+        """Queue the requests whose prompts have been read, and ask for others; without other work wait a moment for one."""
         timeout = 0.0 if self._engine.has_work or self._arrived else ARRIVAL_WAIT_S
         while self._reading and (arrival := self._prefill.take(timeout)) is not None:
-            self._reading.discard(arrival.request_id)
+            del self._reading[arrival.request_id]
             self._arrived.append(arrival)
             timeout = 0.0
         while self._arrived and self._queue(self._arrived[0]):
             self._arrived.popleft()
+        self._ask()
 
     def _queue(self, arrival: Arrival) -> bool:
         """Take a prompt's KV in and queue its request; False while there is no memory for it."""
@@ -187,3 +225,7 @@ class DisaggregatedEngine:
             logger.warning("a prompt is read by the engine that answers it, since %s", arrival.error)
         self._engine.submit(arrival.request_id)
         return True
+
+
+def _token_ids(request: EngineRequest) -> list[int]:
+    return [int(token_id) for token_id in (*request.prompt_ids, *request.output_ids)]

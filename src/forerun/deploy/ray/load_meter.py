@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING
 
 from forerun.engine.stats import Counter, Gauge, Metric
 from forerun.plan.load import Load
+
+if TYPE_CHECKING:
+    from forerun.server.metrics import EndedCompletions
 
 FEWEST_REQUESTS = 5
 """That must have ended before their mean lengths are believed."""
@@ -14,12 +18,12 @@ FEWEST_REQUESTS = 5
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaCounts:
-    """Sums over a replica's life, but for `underway`, which is of now."""
+    """Sums over a replica's life, but for `underway`, which is of now; each completion is a request with its prompt."""
 
     underway: float = 0.0  # requests that run or wait
-    finished: float = 0.0
+    finished: float = 0.0  # whatever the reason
     prompt_tokens: float = 0.0  # of finished requests, cached ones too
-    answer_tokens: float = 0.0
+    answer_tokens: float = 0.0  # of finished requests
     queried_tokens: float = 0.0  # prompt tokens looked up in the prefix cache
     cached_tokens: float = 0.0  # of these, found there
     verified_steps: float = 0.0  # verdicts: one per sequence and step
@@ -34,6 +38,10 @@ class ReplicaCounts:
         """The counts of such a record; what it lacks is 0."""
         return cls(**{f.name: float(stats.get(f.name, 0.0)) for f in fields(cls)})
 
+    def is_below(self, earlier: ReplicaCounts) -> bool:
+        """Whether any sum has fallen, which no replica's does."""
+        return any(getattr(self, name) < getattr(earlier, name) for name in COUNTERS - {"underway"})
+
     def __sub__(self, other: ReplicaCounts) -> ReplicaCounts:
         return ReplicaCounts(**{f.name: getattr(self, f.name) - getattr(other, f.name) for f in fields(self)})
 
@@ -42,19 +50,20 @@ class ReplicaCounts:
 
 
 NONE = ReplicaCounts()
+COUNTERS = frozenset(NONE.to_stats())
 
 
-def counts_of(metrics: Iterable[Metric], *, prompt_tokens: float) -> ReplicaCounts:
-    """The counts in an engine's metrics; tokens of finished prompts are the server's to know."""
+def counts_of(metrics: Iterable[Metric], ended: EndedCompletions) -> ReplicaCounts:
+    """The counts in an engine's metrics, and those of its server."""
     found: dict[str, float] = {}
     for metric in metrics:
         if isinstance(metric, Counter | Gauge):
             found[metric.name] = found.get(metric.name, 0.0) + metric.value
     return ReplicaCounts(
         underway=found.get("vllm:num_requests_running", 0.0) + found.get("vllm:num_requests_waiting", 0.0),
-        finished=found.get("vllm:request_success", 0.0),
-        prompt_tokens=prompt_tokens,
-        answer_tokens=found.get("vllm:generation_tokens", 0.0),
+        finished=ended.number,
+        prompt_tokens=ended.prompt_tokens,
+        answer_tokens=ended.answer_tokens,
         queried_tokens=found.get("vllm:prefix_cache_queries", 0.0),
         cached_tokens=found.get("vllm:prefix_cache_hits", 0.0),
         verified_steps=found.get("forerun:num_verified_steps", 0.0),
@@ -75,7 +84,9 @@ class LoadMeter:
     """Makes intervals of the replicas' counters, which begin at 0 with each replica and end with it.
 
     Lengths are those of requests that ended, arrivals those that ended or came to be under way. So a request is
-    counted where it is, and one whose replica died is lost. Lengths are taken to spread as much as their mean.
+    counted where it is, and one whose replica died is lost. A replica that starts again has another name: counters that
+    fall under the same one were not heard, and what came meanwhile is counted when they have grown again. Lengths are
+    taken to spread as much as their mean.
     """
 
     def __init__(self) -> None:
@@ -85,13 +96,14 @@ class LoadMeter:
 
     def take(self, counts: Mapping[str, ReplicaCounts]) -> None:
         """Note the counters of the replicas that are there."""
-        for replica, now in counts.items():
+        heard = {name: now for name, now in counts.items() if not now.is_below(self._seen.get(name, NONE))}
+        for replica, now in heard.items():
             self._sum += now - self._seen.get(replica, NONE)
-        for replica in self._seen.keys() - counts.keys():  # it may come back, with the same counters
+        for replica in self._seen.keys() - heard.keys():  # it may come back, with the same counters
             last = self._seen[replica]
             self._sum -= ReplicaCounts(underway=last.underway)
             self._seen[replica] = replace(last, underway=0.0)
-        self._seen.update(counts)
+        self._seen.update(heard)
 
     def interval(self, seconds: float) -> MeasuredInterval:
         """What came since the last call; lengths are those seen last where too few requests ended."""

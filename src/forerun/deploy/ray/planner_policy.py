@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from forerun.deploy.ray.load_meter import LoadMeter, ReplicaCounts
+from forerun.deploy.ray.load_meter import COUNTERS, LoadMeter, ReplicaCounts
 from forerun.deploy.ray.sla_scaler import ScalingDecision, SlaScaler
 from forerun.errors import ConfigError
 from forerun.plan.profile import Profile
@@ -82,10 +82,10 @@ class PlannerPolicy:
 
 
 def counts_by_replica(raw: Any) -> dict[str, ReplicaCounts]:
-    """The newest counters of each replica, from Ray's series by metric and replica."""
+    """The newest counters of each replica that has told any, from Ray's series by metric and replica."""
     stats: dict[str, dict[str, float]] = {}
-    for name, by_replica in raw.items():
-        for replica, series in by_replica.items():
+    for name in COUNTERS & raw.keys():  # the others are Ray's own
+        for replica, series in raw[name].items():
             if series:
                 stats.setdefault(str(replica), {})[name] = series[-1].value
     return {replica: ReplicaCounts.from_stats(one) for replica, one in stats.items()}

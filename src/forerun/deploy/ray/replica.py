@@ -85,9 +85,12 @@ class EngineReplica:
         return {"kv_tokens": self.model.kv_memory[1]}
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Called by Ray Serve for its autoscaling policy: counters that only grow, and what is under way."""
-        prompts = self.model.metrics.prompt_tokens_finished
-        return counts_of(await self.model.engine_metrics(), prompt_tokens=prompts).to_stats()
+        """Called by Ray Serve for its autoscaling policy: counters that only grow, and what is under way.
+
+        Nothing while the engine does not tell: a counter of 0 would undo what it has counted.
+        """
+        metrics = await self.model.engine_metrics()
+        return counts_of(metrics, self.model.metrics.ended).to_stats() if metrics else {}
 
     async def own_metrics(self) -> ReplicaMetrics:
         """This replica's metrics, for the one that was asked for those of all."""
