@@ -86,6 +86,23 @@ def test_drafts_are_possible_as_far_as_they_lead():
     assert grammar.num_possible(start, []) == 0
 
 
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        'start: /b+/ "b"',
+        'start: /a|b/ /b+/ "b"',
+        '%llguidance {"no_forcing": false}\nstart: /b+/ "b"',
+        'root ::= "b"+ "b"',
+    ],
+)
+def test_bytes_that_must_come_for_ever_hold_nothing_up(grammar):
+    sequence = begin(grammar=grammar)
+    for _ in range(3):
+        assert sequence.forced(encode("b")) == []
+        assert encode("b")[0] in allowed(sequence, encode("b"))
+
+
 def test_what_must_come_is_forced():
     grammar = begin(choice=["yes please", "yes sir"])
     assert grammar.forced([]) == encode("yes ")

@@ -19,6 +19,27 @@ TAG = {"type": "tag", "begin": "<f>", "content": JSON, "end": "</f>"}
 OTHER = {"begin": "<g>/é\U0001f600", "content": {"type": "const_string", "value": "!"}, "end": ""}
 CALL, OTHER_CALL = '<f>{"n":1}</f>', "<g>/é\U0001f600!"
 MARK = "<|im_start|>"
+ANY = {"type": "any_text"}
+
+
+def const(text):
+    return {"type": "const_string", "value": text}
+
+
+def regex(pattern):
+    return {"type": "regex", "pattern": pattern}
+
+
+def row(*elements):
+    return {"type": "sequence", "elements": elements}
+
+
+def one_of(*elements):
+    return {"type": "or", "elements": elements}
+
+
+def tag(content, end="</a>"):
+    return {"type": "tag", "begin": "<a>", "content": content, "end": end}
 
 
 def takes(form, text):
@@ -45,6 +66,68 @@ def takes(form, text):
 def test_a_form_takes_what_it_says(form, good, bad):
     assert [text for text in good if not takes(form, text)] == []
     assert [text for text in bad if takes(form, text)] == []
+
+
+@pytest.mark.parametrize(
+    ("form", "good", "bad"),
+    [
+        (tag(regex(r"(.|\n)*")), ["<a>x</a>", "<a>x</a>y</a>"], ["<a>x"]),
+        (tag(regex("[^a]+"), end="</b>"), ["<a>x</b>"], ["<a>x", "<a></b>"]),
+        (tag(regex(r"(.|\n)*"), end=f"/{MARK}"), [f"<a>x/{MARK}"], [f"<a>x{MARK}"]),
+        (row(regex("[0-9]+"), const("0")), ["10", "120", "1200"], ["0", "12"]),
+        (row(regex("a|b"), regex("b+"), const("b")), ["abb", "bbbb"], ["ab", "bb"]),
+        (tag(one_of(regex("[0-9/<]+"), JSON)), ["<a>1</a>", '<a>{"n":1}</a>'], ["<a></a>"]),
+        (row(regex(r"(.|\n)*"), JSON), ['so\n{"n":1}', '{"n":1}'], ["so", "so{"]),
+        (row(regex("[a-z]+"), one_of(JSON, {"type": "json_schema", "json_schema": {"type": ["null", "boolean"]}})), ["sotrue", 'so{"n":1}'], ["so"]),
+        (row(regex(".*"), {"type": "tags_with_separator", "tags": [TAG], "separator": ","}, JSON), [f'so{CALL}{{"n":1}}', 'so{"n":1}'], ["so"]),
+    ],
+)  # fmt: skip
+def test_a_regex_leaves_what_follows_it(form, good, bad):
+    assert [text for text in good if not takes(form, text)] == []
+    assert [text for text in bad if takes(form, text)] == []
+
+
+@pytest.mark.parametrize(
+    ("form", "good", "bad"),
+    [
+        (tag(row(ANY)), ["<a>x</a>", "<a></a>"], ["<a>x", "<a>x</a>y"]),
+        (tag(one_of(ANY, const("q"))), ["<a>x</a>", "<a>q</a>"], ["<a>q"]),
+        (row(ANY, const("END")), ["xEND", f"{MARK}END"], ["x", "xENDx"]),
+        (row(ANY, const("\n"), JSON), ['so\n{"n":1}'], ["so\n", "so\nso"]),
+        (row(ANY, TAG), [f"x{CALL}"], ["x", "x<f>"]),
+        (tag({"type": "triggered_tags", "triggers": ["<f"], "tags": [TAG]}), [f"<a>x{CALL}y</a>", "<a></a>"], ["<a>x", "<a><f></a>"]),
+    ],
+)  # fmt: skip
+def test_free_text_goes_on_to_the_literal_text_after_it(form, good, bad):
+    assert [text for text in good if not takes(form, text)] == []
+    assert [text for text in bad if takes(form, text)] == []
+
+
+@pytest.mark.parametrize("kind", ["triggered_tags", "tags_with_separator"])
+@pytest.mark.parametrize("is_only", [False, True])
+@pytest.mark.parametrize("end", ["</f>", ""])
+def test_a_tag_in_a_list_ends_where_what_follows_begins(kind, is_only, end):
+    one = {"type": "tag", "begin": "<f>", "content": regex(r"(.|\n)*"), "end": end}
+    form = {"type": kind, "triggers": ["<f"], "separator": ",", "tags": [one], "stop_after_first": is_only}
+    assert takes(tag(form), f"<a><f>x{end}</a>")
+    assert not takes(tag(form), f"<a><f>x{end}")
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        row(ANY, JSON),
+        row(ANY, {"type": "json_schema", "json_schema": {}}),
+        row(ANY, regex("x")),
+        row(ANY, one_of(const(MARK), JSON)),
+        row({"type": "triggered_tags", "triggers": ["<f"], "tags": [TAG]}, JSON),
+        row(regex(".*"), {"type": "json_schema", "json_schema": {}}),
+        tag({"type": "triggered_tags", "triggers": ["<"], "tags": [TAG]}),
+    ],
+)
+def test_a_text_that_could_never_end_is_refused(form):
+    with pytest.raises(RequestError, match=r"structural_tag: .*(put a const_string between|contain a trigger)"):
+        begin(structural_tag={"type": "structural_tag", "format": form})
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 
 from forerun import SamplingParams
+from forerun.models.tokenizer import load_tokenizer
+from forerun.server.completions import prompt_offsets
 from tests.server.served import NAME, PROMPT, generate, offline
+from tests.tiny_tokenizer import save_tiny_tokenizer
 
 
 def create(server, prompt=PROMPT, **fields):
@@ -150,6 +153,32 @@ def test_a_streamed_echo_joins_to_the_whole_one(either):
         for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
             joined = [entry for part in parts for entry in getattr(part.logprobs, name)]
             assert joined == getattr(choice.logprobs, name)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("prompt", ["na\u00efve \U0001f999 \u65e5\u672c end", "a<|im_start|>b"])
+def test_offsets_are_places_in_the_text(either, prompt, stream):
+    written = offline().get_tokenizer().encode("\u672c \U0001f999 x")
+    bias = {str(token_id): 100 for token_id in written}
+    fields = {"echo": True, "logprobs": 0, "max_tokens": 24, "temperature": 1.0, "seed": 3, "logit_bias": bias}
+    answer = create(either, prompt, stream=stream, **fields)
+    choices = [chunk.choices[0] for chunk in answer] if stream else answer.choices
+    text = "".join(choice.text for choice in choices)
+    tokens, offsets = (
+        [entry for choice in choices for entry in getattr(choice.logprobs, name)] for name in ("tokens", "text_offset")
+    )
+    assert any("\ufffd" in token for token in tokens[-24:])
+    whole = [(token, at) for token, at in zip(tokens, offsets, strict=True) if "\ufffd" not in token]
+    assert len(whole) > 3
+    assert [(token, at) for token, at in whole if not text.startswith(token, at)] == []
+    assert offsets == sorted(offsets)
+
+
+def test_special_tokens_that_encoding_adds_have_no_place_in_the_text(tmp_path):
+    tokenizer = load_tokenizer(save_tiny_tokenizer(tmp_path))
+    begin, *ids = tokenizer.encode("<|im_start|>ab<|im_start|>c")
+    assert prompt_offsets(tokenizer, [begin, *ids], "<|im_start|>ab<|im_start|>c") == [0, 12, 13, 14, 26]
+    assert prompt_offsets(tokenizer, [begin, *tokenizer.encode("abc")], "abc") == [0, 0, 1, 2]
 
 
 def test_an_evaluation_can_score_a_continuation(either):

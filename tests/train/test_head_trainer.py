@@ -210,6 +210,21 @@ class WideTensors(TorchDispatchMode):
         return made
 
 
+def test_masks_have_a_quarter_of_the_passes_weight(monkeypatch):
+    training, seen = trainer(batch_tokens=400, pass_tokens=40), []
+
+    def loss(observed, weights, mask_weights, measured):
+        seen.append((len(observed.places), weights, mask_weights))
+        return torch.zeros((), requires_grad=True)
+
+    monkeypatch.setattr(training, "_loss", loss)
+    for _ in range(4):
+        training.run_step()
+    of_passes, of_masks = (sum(num_places * sum(of[at][1:]) for num_places, *of in seen) for at in range(2))
+    assert of_masks == pytest.approx(of_passes / 4, rel=0.1)
+    assert all(mask_weights in ([], weights) for _, weights, mask_weights in seen)
+
+
 @needs_kernels
 @pytest.mark.parametrize("most_rows", [MOST_ROWS, 1000])
 @pytest.mark.parametrize("kind", ["kernels", "torch"])

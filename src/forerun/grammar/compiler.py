@@ -26,6 +26,10 @@ MATCHER_LIMITS = {
     "step_lexer_fuel": 200_000,  # work on regexes for one mask, about 14 ms
     "step_max_items": 50_000,  # work on rules for one mask, about 3 ms
 }
+NO_FORCING = '%llguidance {"no_forcing": true}'
+"""The last word of a user's grammar: llguidance follows bytes that must come as far as they go, with no limit, and after
+`start: /b+/ "b"` they go on for ever, as the terminal takes each of them."""
+
 SANDBOX_TIMEOUT_S = 30.0  # the sandbox limits its own CPU time; this is for a machine that gives it none
 MAX_COMPLAINT = 300  # characters of llguidance's message that are repeated
 
@@ -86,6 +90,8 @@ class Compiler:
                     return structural_tags.to_lark(
                         json.loads(wanted.text), special_tokens=self._special_tokens, eos_token_ids=self._eos_token_ids
                     )
+                case "grammar":
+                    return f"{grammar_from('grammar', wanted.text)}\n{NO_FORCING}\n"
                 case kind:
                     return grammar_from(kind, wanted.text)
         except RequestError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
@@ -10,6 +9,7 @@ from fastapi import APIRouter, Depends, Request, Response
 from pydantic import BaseModel
 
 from forerun.core.outputs import CompletionOutput, RequestOutput, StreamDelta, TokenLogprobs
+from forerun.models.tokenizer import TextStream, Tokenizer
 from forerun.server.errors import ApiError
 from forerun.server.protocol import CompletionBody, reply
 from forerun.server.request_params import refuse_unserved, sampling_params, wanted_structure
@@ -96,7 +96,7 @@ class CompletionBuilder(ResponseBuilder):
     def __init__(self, body: CompletionBody, model: ServedModel) -> None:
         super().__init__(body, model)
         self._body: CompletionBody = body
-        self._offsets: dict[tuple[int, int], int] = defaultdict(int)  # of the next token, by prompt and completion
+        self._offsets: dict[tuple[int, int], TextOffsets] = {}  # by prompt and completion
 
     def choice(self, output: RequestOutput, completion: CompletionOutput) -> dict[str, Any]:
         """Text and logprobs, after the prompt's if it is echoed."""
@@ -107,9 +107,11 @@ class CompletionBuilder(ResponseBuilder):
         choice: dict[str, Any] = {"text": prompt + completion.text, "logprobs": None}
         if body.logprobs is not None:
             token_ids, rows = completion.token_ids, list(completion.logprobs or ())
+            offsets = self._text_offsets(output.prompt_token_ids, prompt).of(token_ids)
             if body.echo:
+                offsets = prompt_offsets(self._tokenizer, output.prompt_token_ids, prompt) + offsets
                 token_ids, rows = output.prompt_token_ids + token_ids, [*(output.prompt_logprobs or ()), *rows]
-            choice["logprobs"] = self._logprobs(token_ids, rows, offset=0)
+            choice["logprobs"] = self._logprobs(token_ids, rows, offsets)
         if body.return_token_ids:
             choice["prompt_token_ids"] = output.prompt_token_ids
         return choice
@@ -118,30 +120,76 @@ class CompletionBuilder(ResponseBuilder):
         """A step's text and logprobs; the first of an echoed prompt begins with the prompt's."""
         body, key = self._body, (place, delta.index)
         echoes = body.echo and is_first
-        text = submission.prompts[place] + delta.text if echoes else delta.text
-        choice: dict[str, Any] = {"text": text, "logprobs": None}
+        prompt = submission.prompts[place] if body.echo else ""
+        choice: dict[str, Any] = {"text": prompt + delta.text if echoes else delta.text, "logprobs": None}
         if body.logprobs is not None:
-            token_ids = delta.token_ids
+            token_ids, prompt_ids = delta.token_ids, submission.prompt_ids[place]
             rows: list[TokenLogprobs | None] = [*(delta.logprobs or ())]
+            if is_first:
+                self._offsets[key] = self._text_offsets(prompt_ids, prompt)
+            offsets = self._offsets[key].of(token_ids)
             if echoes:
-                token_ids, rows = submission.prompt_ids[place] + token_ids, submission.prompt_logprobs(place) + rows
-            choice["logprobs"] = self._logprobs(token_ids, rows, offset=self._offsets[key])
-            self._offsets[key] += sum(map(len, choice["logprobs"]["tokens"]))
+                offsets = prompt_offsets(self._tokenizer, prompt_ids, prompt) + offsets
+                token_ids, rows = prompt_ids + token_ids, submission.prompt_logprobs(place) + rows
+            choice["logprobs"] = self._logprobs(token_ids, rows, offsets)
         if body.return_token_ids and is_first:
             choice["prompt_token_ids"] = submission.prompt_ids[place]
         return choice
 
+    @property
+    def _tokenizer(self) -> Tokenizer:
+        return self.model.llm.get_tokenizer()
+
+    def _text_offsets(self, prompt_ids: list[int], prompt: str) -> TextOffsets:
+        """Of a completion, behind the prompt's text if it is echoed."""
+        skips = self._body.skip_special_tokens is not False
+        stream = self._tokenizer.stream(prompt_ids, skip_special_tokens=skips)
+        return TextOffsets(self._tokenizer, stream, begin=len(prompt))
+
     def _logprobs(
-        self, token_ids: list[int], rows: list[TokenLogprobs | None] | list[TokenLogprobs], *, offset: int
+        self, token_ids: list[int], rows: Sequence[TokenLogprobs | None], offsets: list[int]
     ) -> dict[str, Any]:
-        return completion_logprobs(token_ids, rows, offset=offset, token_text=self.model.token_text)
+        return completion_logprobs(token_ids, rows, offsets=offsets, token_text=self.model.token_text)
+
+
+class TextOffsets:
+    """Where tokens begin in a text: behind what is certain without them, so all parts of a character at its beginning.
+
+    `end` is where the text ends that is certain so far.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stream: TextStream, *, begin: int) -> None:
+        self.end = begin
+        self._tokenizer = tokenizer
+        self._stream = stream
+
+    def of(self, token_ids: Sequence[int]) -> list[int]:
+        """Characters before each of the next tokens."""
+        offsets = []
+        for token_id in token_ids:
+            span, own = self._stream.push(token_id), self._tokenizer.token_text(token_id)
+            num_before = len(span) - len(own) if span.endswith(own) else 0  # invalid bytes that it makes certain
+            offsets.append(self.end + num_before)
+            self.end += len(span)
+        return offsets
+
+
+def prompt_offsets(tokenizer: Tokenizer, token_ids: Sequence[int], text: str) -> list[int]:
+    """Where a prompt's tokens begin in its text, in which special tokens that encoding added have no place."""
+    offsets: list[int] = []
+    places = TextOffsets(tokenizer, tokenizer.stream([], skip_special_tokens=False), begin=0)
+    for token_id in token_ids:
+        is_special = token_id in tokenizer.special_token_ids
+        is_added = is_special and not text.startswith(tokenizer.token_text(token_id), places.end)
+        offsets += [places.end] if is_added else places.of([token_id])
+    return offsets
 
 
 def completion_logprobs(
     token_ids: Sequence[int],
     rows: Sequence[TokenLogprobs | None],
     *,
-    offset: int,
+    offsets: list[int],
     token_text: Callable[[int], str],
 ) -> dict[str, Any]:
     """Logprobs as parallel lists; the target gives none for a prompt's first token, whose row is None.
@@ -149,17 +197,15 @@ def completion_logprobs(
     Args:
         token_ids: the tokens whose logprobs are reported.
         rows: the logprobs at each of these positions.
-        offset: number of characters of the choice's text before the first of these tokens.
+        offsets: number of characters of the choice's text before each of these tokens.
         token_text: returns the text of a token that has no row.
     """
-    tokens, chosen, tops, offsets = [], [], [], []
+    tokens, chosen, tops = [], [], []
     for token_id, row in zip(token_ids, rows, strict=True):
         text = token_text(token_id) if row is None else logprob_text(row[token_id], token_id)
         tokens.append(text)
         chosen.append(None if row is None else json_logprob(row[token_id]))
         tops.append(None if row is None else _logprobs_by_text(row))
-        offsets.append(offset)
-        offset += len(text)
     return {"tokens": tokens, "token_logprobs": chosen, "top_logprobs": tops, "text_offset": offsets}
 
 

@@ -56,7 +56,7 @@ class HeadSettings:
     pass_tokens: int = PASS_TOKENS["cpu"]  # computed at once, at most, padding included
     num_passes: int = 3  # tokens that are drafted from a place
     unrolled_every: int = 1  # of so many groups of texts one is drafted from with all passes, the others with the first
-    masked_every: int = 4  # of so many groups of texts one is drafted from in one pass too, from masks (P-EAGLE)
+    masked_every: int = 4  # of so many groups of texts one is drafted from in one pass too, from masks (P-EAGLE): in sum at a share of the weight
     taught_steps: int = TAUGHT_STEPS  # at the beginning, in which induction heads are taught where to look
     measured_every: int = 10  # steps
     decay: float = 0.8  # weight of each later one
@@ -176,6 +176,7 @@ class HeadTrainer:
         total = torch.zeros((), device=self._device)
         for index, (part, is_unrolled) in enumerate(zip(parts, unrolled, strict=True)):
             of_part = weights[: settings.num_passes if is_unrolled else 1]
+            # at the weights of all places, not of those drafted from masks: so masks count less than the passes
             of_masks = weights if (index + self.step) % settings.masked_every == 0 else weights[:0]
             loss = self._loss(self._observer.observe(part), of_part, of_masks, measured if is_measured else None)
             loss.backward()  # type: ignore[no-untyped-call]

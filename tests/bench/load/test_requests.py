@@ -78,6 +78,16 @@ def test_prefixes_are_repeated_in_turn(tokenizer):
     assert len(set(texts(requests))) == 8
 
 
+def test_warm_ups_change_no_request_that_is_measured(tokenizer):
+    dataset = Dataset(
+        dataset_name="prefix_repetition",
+        prefix_repetition_prefix_len=6,
+        prefix_repetition_suffix_len=4,
+        num_prompts=12,
+    )
+    assert draw_requests(dataset, tokenizer, 15)[:12] == draw_requests(dataset, tokenizer, 12)
+
+
 def test_conversations_are_texts_with_the_answers_length(tokenizer, tmp_path):
     turns = [[{"value": f"question {n}"}, {"value": "an answer" * n}] for n in range(1, 4)]
     (tmp_path / "f.json").write_text(json.dumps([{"conversations": pair} for pair in turns]))

@@ -233,7 +233,7 @@ def _draw_random(dataset: Dataset, tokenizer: Tokenizer, count: int) -> list[Loa
 
 
 def _draw_prefix_repetition(dataset: Dataset, tokenizer: Tokenizer, count: int) -> list[LoadRequest]:
-    """Random prompts that share a few prefixes, in random order."""
+    """Random prompts that share a few prefixes, those of the benchmark in random order; warm-ups come after them."""
     texts = _RandomText(tokenizer, np.random.default_rng(dataset.seed))
     prefixes = [texts.draw(dataset.prefix_repetition_prefix_len) for _ in range(dataset.prefix_repetition_num_prefixes)]
     num_tokens = dataset.prefix_repetition_prefix_len + dataset.prefix_repetition_suffix_len
@@ -245,7 +245,9 @@ def _draw_prefix_repetition(dataset: Dataset, tokenizer: Tokenizer, count: int) 
         requests.append(request)
     _warn_of_inexact(num_inexact)
     if not dataset.disable_shuffle:
-        texts.random.shuffle(requests)
+        measured = requests[: dataset.num_prompts]
+        random.Random(dataset.seed).shuffle(measured)
+        requests[: dataset.num_prompts] = measured
     return requests
 
 
