@@ -36,6 +36,7 @@ from forerun.core.processor import describe_processor
 from forerun.core.stats import ExecutorInfo
 from forerun.drafters.base import Drafter, KeepsKV, KeepsPools, LooksUpNgrams, TargetInfo
 from forerun.drafters.guard import GuardedDrafter
+from forerun.drafters.neural.tree import MAX_NODES
 from forerun.drafters.pool_files import ModelIdentity
 from forerun.drafters.pool_folder import PoolFolder
 from forerun.engine.engine import Engine, EngineParts
@@ -204,8 +205,8 @@ def _load_sharded(
     from forerun.executor.tensor_parallel.torch_target import load_torch_target
 
     limits = PassLimits(
-        max_rows=2 * settings.max_num_batched_tokens
-        + 4096,  # drafters pass rows of their own; unused room costs nothing
+        # drafters pass rows of their own, trees a level of each sequence at once; unused room costs nothing
+        max_rows=2 * settings.max_num_batched_tokens + max(4096, MAX_NODES * settings.max_num_seqs),
         max_num_seqs=settings.max_num_seqs,
         max_model_len=settings.max_model_len,
         block_size=settings.block_size,

@@ -187,16 +187,15 @@ class PackedCache:
 
     def _make_room(self, newest: Path) -> None:
         """Remove what the newest replaces and what killed processes left, then the least recently used until the others fit."""
-        with suppress(OSError):  # another process removes them too
+        with suppress(OSError):
             alike = self.folder.glob(f"{glob.escape(newest.name.rpartition('-')[0])}-*{SUFFIX}")
             for path in (*filter(partial(_replaces, newest), alike), *filter(_uselessness, self._works())):
-                path.unlink()
-            files = sorted(self._files(), key=lambda path: path.stat().st_mtime)
-            surplus = sum(path.stat().st_size for path in files) - self.most_bytes
-            for path in files:
-                if surplus > 0 and path != newest:
-                    surplus -= path.stat().st_size
-                    path.unlink()
+                _remove(path)
+            found = [(path, status) for path in self._files() if (status := _status(path)) is not None]
+            surplus = sum(status.st_size for _, status in found) - self.most_bytes
+            for path, status in sorted(found, key=lambda one: one[1].st_mtime):
+                if surplus > 0 and path != newest and _remove(path):
+                    surplus -= status.st_size
 
     def _files(self) -> list[Path]:
         return sorted(self.folder.glob(f"[!.]*{SUFFIX}"))
@@ -222,11 +221,27 @@ def _open(path: Path, key: Mapping[str, Any], read: Callable[[IO[bytes]], Tensor
     return found
 
 
+def _status(path: Path) -> os.stat_result | None:
+    """What the system says of a file; None where another process has removed it."""
+    with suppress(OSError):
+        return path.stat()
+    return None
+
+
+def _remove(path: Path) -> bool:
+    """Remove a file; whether it could be, for another process may have, and each one is tried."""
+    with suppress(OSError):
+        path.unlink()
+        return True
+    return False
+
+
 def _uselessness(path: Path) -> str | None:
     """Why no start can use a file of the folder; None if one can."""
     if path.name.startswith("."):
-        idle = time.time() - path.stat().st_mtime
-        return "it was never finished" if idle > ABANDONED_SECONDS else None
+        status = _status(path)
+        is_abandoned = status is not None and time.time() - status.st_mtime > ABANDONED_SECONDS
+        return "it was never finished" if is_abandoned else None
     try:
         key = read_table(path)["about"]["key"]
         source = Path(key["path"])

@@ -21,7 +21,7 @@ from tests.contract.drafters import CASES
 from tests.contract.test_bit_identical import run
 from tests.contract.test_contract import assert_nothing_is_held
 from tests.engines import tiny_llm
-from tests.native import needs_kernels
+from tests.native import needs_kernels, threads
 from tests.tensor_parallel import CPU, cores, save_model, target_of, worker_ids
 from tests.tiny_gguf import save_tiny_gguf
 from tests.tiny_models import save_tiny_model
@@ -91,6 +91,27 @@ def test_ranks_that_share_a_key_head_give_the_logits_of_one_process(tmp_path):
     assert with_logits_of(four, prompts) == with_logits_of(target_of(path, 1), prompts)
 
 
+def test_another_engine_whose_kernels_take_all_cores_changes_no_logits(tmp_path):
+    path = save_model(tmp_path, "Olmo2ForCausalLM", num_key_value_heads=2)
+    prompts = [list(range(20, 20 + count)) for count in (7, 13, 20, 29)]
+    plain, four = target_of(path, 1), target_of(path, 4)
+    for prompt in prompts:
+        expected = with_logits_of(plain, [prompt])
+        with threads(four.kernels, 8):  # of rank 0 alone
+            assert with_logits_of(four, [prompt]) == expected
+
+
+def test_a_forked_child_that_ends_leaves_the_group_alone(path):
+    llm = tiny_llm(target=target_of(path, 2))
+    child = os.fork()
+    if child == 0:
+        del llm
+        gc.collect()  # which ends the group where it is the parent's last engine
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert llm.generate([[5, 6]], SamplingParams(max_tokens=2), use_tqdm=False)[0].error is None
+
+
 def test_kv_that_lies_in_several_processes_is_not_handed_over(three_ranks):
     llm = tiny_llm(target=three_ranks)
     llm.generate([list(range(5, 25))], SamplingParams(max_tokens=2), use_tqdm=False)
@@ -109,7 +130,7 @@ def test_the_caches_of_engines_that_are_gone_are_dropped(three_ranks):
     assert waiting <= 1, "the next cache tells the other ranks which are no longer used"
 
 
-def test_a_rank_that_is_killed_while_nobody_asks_is_noticed_and_the_others_end_with_it(path):
+def test_a_rank_that_is_killed_while_nobody_asks_is_noticed_and_the_others_end_with_it(path, capfd):
     before = set(worker_ids())
     llm = tiny_llm(target=target_of(path, 3))
     llm.engine.check_health()
@@ -127,6 +148,7 @@ def test_a_rank_that_is_killed_while_nobody_asks_is_noticed_and_the_others_end_w
     while other in worker_ids() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert other not in worker_ids()
+    assert "Fatal" not in capfd.readouterr().err, "the other ended by itself"
 
 
 def test_a_rank_that_is_killed_fails_the_request_at_once_and_all_later_ones(three_ranks):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -81,6 +82,45 @@ def test_a_forked_child_computes_what_its_parent_does(kernels, num_threads):
         child.join(30)
         assert child.exitcode == 0
         assert torch.equal(linear(x), expected), "the parent's threads go on"
+
+
+FORKS_WHILE_COMPUTING = """
+import os, threading, time, torch
+from forerun.ops.native.library import load_kernels
+kernels, stop = load_kernels(), threading.Event()
+rows, out, weight = torch.ones(2000, 4096), torch.empty(2000, 4096), torch.ones(4096)
+
+def compute(count):
+    kernels.rms_norm(rows.data_ptr(), weight.data_ptr(), 1e-5, count, 4096, out.data_ptr())
+
+def compute_until_stopped():
+    while not stop.is_set():
+        compute(2000)
+
+threading.Thread(target=compute_until_stopped).start()
+children = []
+for _ in range(10):
+    time.sleep(0.01)
+    if not (child := os.fork()):
+        compute(1)
+        os._exit(0)
+    children.append(child)
+stop.set()
+for child in children:
+    os.waitpid(child, 0)
+"""
+
+
+@linux_only
+@needs_kernels
+def test_a_child_that_is_forked_while_another_thread_computes_has_a_team_of_its_own():
+    alone = os.environ | {"OMP_NUM_THREADS": "1"}  # for which no number of threads is ever set
+    started = subprocess.Popen([sys.executable, "-c", FORKS_WHILE_COMPUTING], env=alone, start_new_session=True)
+    try:
+        assert started.wait(30) == 0
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(started.pid, signal.SIGKILL)
 
 
 @contextlib.contextmanager

@@ -99,7 +99,9 @@ def watch(leader: Leader, workers: Sequence[WorkerProcess], abort: Callable[[], 
     for worker in workers:
         arguments = (worker, leader.exchange, reference, abort)
         threading.Thread(target=_watch, args=arguments, name=f"watch-rank-{worker.rank}", daemon=True).start()
-    weakref.finalize(leader, end, workers, leader.exchange)
+    finalizer = weakref.finalize(leader, end, workers, leader.exchange)
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=finalizer.detach)  # the workers are the parent's, and stay when a child ends
 
 
 def _watch(

@@ -115,7 +115,8 @@ def load_sharded_target(
     """
     config = checked_config(path, num_ranks)
     threads = threads_of_ranks(num_ranks)
-    descriptor = make_shared_memory((sizes := exchange_sizes(config, packing, num_ranks, limits)).offsets()[1])
+    sizes = exchange_sizes(config, packing, threads, limits)
+    descriptor = make_shared_memory(sizes.offsets()[1])
     workers: list[WorkerProcess] = []
     try:
         workers += (WorkerProcess(rank, descriptor) for rank in range(1, num_ranks))
@@ -176,13 +177,16 @@ def checked_config(path: Path, num_ranks: int) -> DecoderConfig:
     return config
 
 
-def exchange_sizes(config: DecoderConfig, packing: Packing, num_ranks: int, limits: PassLimits) -> ExchangeSizes:
+def exchange_sizes(
+    config: DecoderConfig, packing: Packing, threads: Sequence[RankThreads], limits: PassLimits
+) -> ExchangeSizes:
     """The room that a group needs for passes within `limits`."""
-    rows, shard = limits.max_rows, Shard(config, 0, num_ranks)
+    rows, shard = limits.max_rows, Shard(config, 0, len(threads))
     num_ropes = len({rope for rope in config.ropes if rope is not None})
     num_blocks = (limits.max_model_len or config.max_model_len) // limits.block_size + 2
     return ExchangeSizes(
-        num_ranks=num_ranks,
+        num_ranks=len(threads),
+        num_threads=threads[0].num_threads,
         max_rows=rows,
         input_width=2 * config.hidden_size,  # heads read an embedding and a state
         attended_width=config.num_heads * config.head_dim,

@@ -202,6 +202,7 @@ def exchange_sizes(num_ranks: int, limits: PassLimits, config: DecoderConfig) ->
     num_blocks = (limits.max_model_len or config.max_model_len) // limits.block_size + 2
     return ExchangeSizes(
         num_ranks=num_ranks,
+        num_threads=1,
         max_rows=1,
         input_width=1,
         attended_width=0,

@@ -118,14 +118,15 @@ def run_worker(descriptor: int, load: Callable[[str, int], tuple[Exchange, Works
                 if message is not None:
                     worker.obey(message)
                     exchange.finish()
-    except WorkerError:
-        return 0  # another rank's end is that rank's to report
+    except WorkerError:  # another rank's end is that rank's to report
+        os._exit(0)  # at once: Python would take torch's objects apart first
 
 
 def _end_with_rank_0(exchange: Exchange | None) -> None:
     """Wait until rank 0 closes this process's standard input, which its end does, too; then end."""
     with contextlib.suppress(OSError):
-        sys.stdin.buffer.read()
+        while os.read(0, 1 << 16):  # not of the buffer, whose lock would be held when this process ends otherwise
+            pass
     if exchange is not None:
         exchange.end(0)
         time.sleep(LAST_CALL_S)

@@ -10,7 +10,7 @@ import torch
 TILE = 32
 """Outputs that lie side by side: `kTile` of csrc/matmul.h."""
 
-INTERFACE_VERSION = 15
+INTERFACE_VERSION = 16
 """`kInterfaceVersion` of csrc/cpu.cpp."""
 
 STORAGE = {torch.float32: 0, torch.bfloat16: 1}
@@ -267,10 +267,12 @@ class ExchangeStruct(Structure):
         ("logits", c_void_p),
         ("candidate_ids", c_void_p),
         ("candidate_logits", c_void_p),
+        ("update_room", c_int64),
         ("max_rows", c_int64),
         ("head_rows", c_int64),
         ("rank", c_int32),
         ("num_ranks", c_int32),
+        ("num_threads", c_int64),
     ]
 
 

@@ -18,6 +18,7 @@ from tests.native import KERNELS, needs_kernels
 pytestmark = [needs_kernels, pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="only Linux shares memory so")]
 SIZES = ExchangeSizes(
     num_ranks=3,
+    num_threads=1,
     max_rows=8,
     input_width=16,
     attended_width=16,
@@ -59,6 +60,11 @@ def test_every_rank_receives_every_message_in_order(ranks):
         for message in messages:
             ranks[0].post(message)
         assert [other.result(20) for other in others] == [messages, messages]
+
+
+def test_rows_for_which_there_is_no_room_are_refused_before_they_are_written(ranks):
+    with pytest.raises(ValueError, match="more rows than the exchange has room for"):
+        ranks[0].post("rows", torch.ones(SIZES.max_rows + 1, SIZES.input_width))
 
 
 def test_a_rank_that_sleeps_is_woken_by_a_message(ranks):

@@ -47,7 +47,9 @@ def _first_place(chunk, LEAST: tl.constexpr, FIRST: tl.constexpr):
 @triton.jit
 def _capped(scores, SOFT_CAP: tl.constexpr):
     """soft_cap * tanh(scores / soft_cap)"""
-    doubled = tl.minimum(scores * (2.0 / SOFT_CAP), 80.0)  # where exp is finite; tanh is 1 long before
+    doubled = tl.minimum(
+        scores * (2.0 / SOFT_CAP), 80.0, propagate_nan=tl.PropagateNan.ALL
+    )  # where exp is finite; tanh is 1 long before
     return SOFT_CAP * (1.0 - 2.0 / (tl.exp(doubled) + 1.0))
 
 

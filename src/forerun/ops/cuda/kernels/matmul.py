@@ -95,7 +95,9 @@ def _finish(
     if ENDING == _CAPPED:
         result = result * scale
         if CAP > 0:
-            doubled = tl.minimum(result * (2.0 / CAP), 80.0)  # where exp is finite; tanh is 1 long before
+            doubled = tl.minimum(
+                result * (2.0 / CAP), 80.0, propagate_nan=tl.PropagateNan.ALL
+            )  # where exp is finite; tanh is 1 long before
             result = CAP * (1.0 - 2.0 / (tl.exp(doubled) + 1.0))
     if ENDING == _SILU:
         result = result / (1.0 + tl.exp(-result))

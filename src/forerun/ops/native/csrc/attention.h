@@ -86,15 +86,18 @@ struct ItemShare {
     int64_t num_ranks;
     int64_t first_part;
     int64_t end_part;
+    int64_t num_members;  // of each process's team, by which all of them list the same items
 };
 
 // The share of a process that computes alone.
-inline ItemShare all_items(const AttentionShape& shape) { return {shape.num_kv_heads, 1, 0, 1}; }
+inline ItemShare all_items(const AttentionShape& shape, size_t num_members) {
+    return {shape.num_kv_heads, 1, 0, 1, static_cast<int64_t>(num_members)};
+}
 
 // Rows share the keys they read as far as there is work enough for every member of all teams.
-inline int64_t rows_together(const Pass& pass, const AttentionShape& shape, const ItemShare& share, int num_members) {
+inline int64_t rows_together(const Pass& pass, const AttentionShape& shape, const ItemShare& share) {
     const int64_t most = std::max(1, kMaxMembers / shape.group());
-    const int64_t wanted_items = 2 * num_members * share.num_ranks, heads = pass.num_sequences * share.num_kv_heads;
+    const int64_t wanted_items = 2 * share.num_members * share.num_ranks, heads = pass.num_sequences * share.num_kv_heads;
     const int64_t parts = std::max<int64_t>(1, (wanted_items + heads - 1) / std::max<int64_t>(1, heads));
     const int64_t rows_each = pass.num_sequences ? (pass.num_rows + pass.num_sequences - 1) / pass.num_sequences : 1;
     return std::clamp<int64_t>((rows_each + parts - 1) / parts, 1, most);
@@ -151,8 +154,7 @@ inline void plan_attention(const Pass& pass, const AttentionShape& shape, const 
                            std::vector<AttentionScratch>& members, std::vector<AttentionItem>& items) {
     items.clear();
     int64_t mask_width = 0, number = 0;
-    const int num_members = static_cast<int>(members.size());
-    const int64_t together = rows_together(pass, shape, share, num_members);
+    const int64_t together = rows_together(pass, shape, share);
     const int32_t heads = std::min(shape.group(), kMaxMembers);
     for (int64_t s = 0; s < pass.num_sequences; ++s) {
         const Sequence& sequence = pass.sequences[s];

@@ -146,6 +146,7 @@ inline void check_exchange(const Exchange& exchange) {
     require(exchange.rank >= 0 && exchange.rank < exchange.num_ranks, "the rank is none of the group");
     require(exchange.flags && exchange.message, "the exchange has no memory");
     require(is_size(exchange.max_rows) && exchange.head_rows > 0, "the exchange's rows are out of range");
+    require(exchange.num_threads > 0, "the ranks have no threads");
 }
 
 // A rank's part of a layer; sizes of the whole are those of the products' inputs.

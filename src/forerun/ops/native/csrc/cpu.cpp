@@ -26,7 +26,7 @@ namespace forerun {
 namespace {
 
 // To be raised, here and in structs.py, with every change of an exported function or of a structure that it reads.
-constexpr int32_t kInterfaceVersion = 15;
+constexpr int32_t kInterfaceVersion = 16;
 
 #if defined(__AMX_BF16__)
 constexpr char kLevel[] = "amx";
@@ -114,6 +114,10 @@ Process* process = new Process;
 // A child has its parent's memory but none of its threads: it begins with a team of its own, of one.
 void begin_anew() { process = new Process; }
 
+#if defined(__linux__) || defined(__APPLE__)
+[[maybe_unused]] const int at_fork = pthread_atfork(nullptr, nullptr, begin_anew);
+#endif
+
 // Shares out the tiles that rows [num_rows, width] make; returns how many there are.
 template <class Work>
 int64_t each_tile(const bf16* rows, int64_t num_rows, int64_t width, const Work& work) {
@@ -157,7 +161,8 @@ void attention(const Pass& pass, const AttentionShape& shape, const void* query,
         std::memcpy(values + pass.slots[row] * value_width, static_cast<const Stored*>(new_value) + row * value_width,
                     value_width * sizeof(Stored));
     }
-    plan_attention(pass, shape, all_items(shape), process->space.attention, process->space.items);
+    auto& members = process->space.attention;
+    plan_attention(pass, shape, all_items(shape, members.size()), members, process->space.items);
     std::atomic<size_t> next{0};
     process->team->run([&](int member) {
         attend_items<Stored>(pass, shape, static_cast<const Stored*>(query), keys, values, process->space.items, next,
@@ -201,10 +206,6 @@ EXPORT const char* forerun_message() { return last_message; }
 // Sets the number of threads; `cpus` [num_threads] are the cores to bind them to, or null.
 EXPORT int32_t forerun_set_threads(int32_t num_threads, const int32_t* cpus) {
     return guarded([&] {
-#if defined(__linux__) || defined(__APPLE__)
-        static const int registered = pthread_atfork(nullptr, nullptr, begin_anew);
-        (void)registered;
-#endif
         require(num_threads >= 1 && num_threads <= kMostThreads, "the number of threads must be from 1 to 4096");
         const std::lock_guard<std::mutex> lock(process->mutex);
         process->use_threads(num_threads, cpus ? std::vector<int>(cpus, cpus + num_threads) : std::vector<int>{});
@@ -439,7 +440,7 @@ EXPORT int32_t forerun_post(const Exchange* exchange, const uint8_t* message, in
     return guarded([&] {
         check_exchange(*exchange);
         require(num_bytes >= 0 && num_bytes <= exchange->message_room, "the message is larger than its room");
-        require(is_size(num_values), "the number of values is out of range");
+        require(num_values >= 0 && num_values <= exchange->update_room, "the pass has more rows than the exchange has room for");
         if (!exchange->post(message, num_bytes, rows, num_values)) throw GroupEnded();
     });
 }

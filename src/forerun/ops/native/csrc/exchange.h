@@ -48,10 +48,12 @@ struct Exchange {
     float* logits;          // [2, head_rows, vocabulary]
     int32_t* candidate_ids;     // [2, ranks, head_rows, kMostCandidates]
     float* candidate_logits;    // the same
+    int64_t update_room;  // values
     int64_t max_rows;
     int64_t head_rows;
     int32_t rank;
     int32_t num_ranks;
+    int64_t num_threads;  // that each rank began with; its team may have others by now
 
     bool has_ended() const { return flags->ended.load(std::memory_order_acquire) != 0; }
 

@@ -35,8 +35,8 @@ class ShardedLayerCall {
         attended_ = static_cast<Stored*>(exchange.attended);
         activated_ = static_cast<Stored*>(exchange.activated);
         for (const Weight* weight : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down}) space.grow_scratch(*weight, rows);
-        plan_attention(pass, layer.attention, {shard.num_kv_heads, exchange.num_ranks, shard.first_part, shard.end_part},
-                       space.attention, space.items);
+        const ItemShare share{shard.num_kv_heads, exchange.num_ranks, shard.first_part, shard.end_part, exchange.num_threads};
+        plan_attention(pass, layer.attention, share, space.attention, space.items);
     }
 
     void run() {

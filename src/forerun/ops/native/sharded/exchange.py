@@ -34,6 +34,7 @@ class ExchangeSizes:
 
     Attributes:
         num_ranks: processes of the group.
+        num_threads: of each of them, by which they share out attention.
         max_rows: rows of the largest pass.
         input_width: of what a pass starts from, and of the residual stream.
         attended_width: values of all heads.
@@ -46,6 +47,7 @@ class ExchangeSizes:
     """
 
     num_ranks: int
+    num_threads: int
     max_rows: int
     input_width: int
     attended_width: int
@@ -126,10 +128,12 @@ class Exchange:
         self.struct = ExchangeStruct(
             **{name: start + offset for name, offset in offsets.items()},
             message_room=sizes.message_bytes,
+            update_room=sizes.max_rows * sizes.input_width,
             max_rows=sizes.max_rows,
             head_rows=sizes.head_rows,
             rank=rank,
             num_ranks=sizes.num_ranks,
+            num_threads=sizes.num_threads,
         )
         self._message_at = offsets["message"]
 
@@ -137,6 +141,7 @@ class Exchange:
         """Rank 0: hand a message to the other ranks, and rows [n, width] fp32 for the pass that it asks for.
 
         Raises:
+            ValueError: there is no room for so many rows.
             WorkerError: a rank has ended.
         """
         content = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
