@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
+from forerun.engine.speculation import FixedLength
 from forerun.errors import ConfigError
 from forerun.plan.emit.speculation import (
     SGLANG_ALGORITHMS,
     TRTLLM_TYPES,
     ngram_notes,
     sglang_options,
-    trtllm_config,
     vllm_config,
     vllm_notes,
 )
+from forerun.plan.emit.speculation import trtllm_config as trtllm_config_of
 from tests.plan.emit import schemas
 from tests.plan.emit.plans import EAGLE3, NGRAM, SCHEDULE, WINDOW
+
+trtllm_config = partial(trtllm_config_of, max_num_seqs=64)
 
 
 def test_vllm_gets_the_configuration_as_it_is():
@@ -113,6 +118,25 @@ def test_trtllm_gets_the_last_batch_size_of_each_range_and_nothing_where_nothing
         "max_matching_ngram_size": 5,
         "draft_len_schedule": {4: 4, 16: 2},
     }
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        [[1, 2, 4], [3, 4, 2]],
+        [[1, 2, 4], [6, 8, 2], [12, 16, 1]],
+        [[3, 4, 2]],
+        [[1, 2, 9], [3, 4, 4], [5, 5, 0]],
+        [[1, 8, 4], [9, 99, 1]],
+    ],
+)
+def test_trtllm_drafts_as_much_as_forerun_at_every_batch_size(schedule):
+    config = NGRAM | {"num_speculative_tokens_per_batch_size": schedule}
+    emitted = trtllm_config(config, max_num_seqs=16)["draft_len_schedule"]
+    ours = FixedLength(num_speculative_tokens=4, schedule=tuple(map(tuple, schedule)))
+    for size in range(1, 17):
+        theirs = next((k for last, k in sorted(emitted.items()) if size <= last), 0)
+        assert theirs == ours.tokens_at(size), size
 
 
 @pytest.mark.parametrize(

@@ -28,8 +28,9 @@ def profile_folder(tmp_path):
 def commands(text):
     """The commands of a script, as lists of words, without what the shell does itself."""
     joined = text.replace("\\\n", " ")
-    lines = [line.removeprefix("exec ").removesuffix(" &") for line in joined.splitlines()]
-    return [shlex.split(line) for line in lines if line.startswith(("python", "vllm", "trtllm", "forerun"))]
+    lines = [re.sub("^([A-Z_]+=[^ ]* )+", "", line.removeprefix("exec ")) for line in joined.splitlines()]
+    words = [shlex.split(line.removesuffix(" &")) for line in lines]
+    return [one for one in words if one[0] in ("python", "vllm", "trtllm-serve", "forerun")]
 
 
 def options(words):
@@ -113,7 +114,7 @@ def test_servers_get_the_memory_and_cores_of_the_profile(profile_folder):
     assert yaml.safe_load(config["data"]["serve.yaml"])["kv-cache-memory-bytes"] == kv_bytes
     resources = deployment["spec"]["template"]["spec"]["containers"][0]["resources"]
     assert resources["requests"] == resources["limits"]
-    assert resources["limits"]["cpu"] == "4"
+    assert resources["limits"]["cpu"] == "2", "as many as threads computed, of 4 cores of the machine"
     assert int(resources["limits"]["memory"].removesuffix("Mi")) * 2**20 > kv_bytes + profile.weight_bytes
     without = emit("kubernetes", request())
     assert any("--profile" in note for note in without.notes)
@@ -146,6 +147,40 @@ def test_the_planned_engine_is_started_whole():
         emit("sglang", request(with_engine(PLAN, tensor_parallel_size=2, block_size=32))).files["serve.sh"]
     )
     assert (value(words, "--tp-size"), value(words, "--page-size")) == ("2", "32")
+
+
+@pytest.mark.parametrize(
+    ("kernels", "device", "ranks", "cpu"),
+    [
+        ("native avx512bf16, int8 weights, 4 threads", "cpu", 1, "4"),
+        ("native avx2, 4 threads", "cpu", 2, "8"),
+        ("Triton kernels", "cuda", 1, None),
+        ("a server's own", None, 1, None),
+        (None, "cpu", 1, None),
+    ],
+)
+def test_a_pod_asks_for_a_core_for_each_thread_and_leaves_them_out_beside_a_gpu(kernels, device, ranks, cpu):
+    profile = {"machine": "a machine, 64 cores"} | ({} if kernels is None else {"kernels": kernels})
+    plan = with_engine(replace(PLAN, profile=profile), device=device, tensor_parallel_size=ranks)
+    emission = emit("kubernetes", request(plan))
+    _, deployment, _ = yaml.safe_load_all(emission.files["forerun.yaml"])
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    needed = container.get("resources", {"requests": {}, "limits": {}})
+    assert (needed["requests"].get("cpu"), needed["limits"].get("cpu")) == (cpu, cpu)
+    said = "cores are not limited" if cpu is None else f"each pod takes {cpu} cores"
+    assert any(said in note for note in emission.notes)
+
+
+@pytest.mark.parametrize("system", ["compose", "kubernetes"])
+def test_a_note_names_each_path_that_a_container_lacks(system, tmp_path):
+    (tmp_path / "head").mkdir()
+    config = {"method": "hybrid", "drafters": [{"method": "ngram"}, EAGLE3 | {"model": str(tmp_path / "head")}]}
+    plan = with_engine(replace(PLAN, model="./model.gguf"), kernel_settings={"kernel_table": "tuned.json"})
+    notes = emit(system, request(plan, speculative_config=config)).notes
+    named = [note.partition(" is a path")[0] for note in notes if "is a path" in note]
+    assert named == ["./model.gguf", str(tmp_path / "head"), "tuned.json"]
+    hub = emit(system, request(speculative_config=EAGLE3)).notes
+    assert not any("is a path" in note for note in hub)
 
 
 def test_an_engine_that_was_profiled_on_a_gpu_gets_one():
@@ -257,6 +292,32 @@ def test_sglang_gets_options_that_it_has():
     assert value(words, "--speculative-num-steps") == "3"
 
 
+@pytest.mark.parametrize(
+    ("num_tokens", "block_size", "chunk"), [(1000, 16, 992), (1024, 16, 1024), (8, 16, 16), (1000, 1, 1000)]
+)
+def test_sglang_computes_prompts_in_whole_blocks_and_a_note_says_of_another_budget(num_tokens, block_size, chunk):
+    """Its check_server_args refuses another --chunked-prefill-size."""
+    emission = emit("sglang", request(with_engine(PLAN, max_num_batched_tokens=num_tokens, block_size=block_size)))
+    (words,) = commands(emission.files["serve.sh"])
+    assert (value(words, "--chunked-prefill-size"), value(words, "--page-size")) == (str(chunk), str(block_size))
+    assert any("whole blocks" in note for note in emission.notes) == (chunk != num_tokens)
+
+
+@pytest.mark.parametrize(("block_size", "emitted"), [(8, 16), (16, 16), (24, 32), (64, 64)])
+@pytest.mark.parametrize("plan", [PLAN, APART])
+def test_a_block_size_that_trtllm_lacks_is_rounded_up_and_a_note_says_so(plan, block_size, emitted):
+    emission = emit("trtllm", request(with_engine(plan, block_size=block_size)))
+    name = "config.yaml" if plan is PLAN else "decode.yaml"
+    assert yaml.safe_load(emission.files[name])["kv_cache_config"]["tokens_per_block"] == emitted
+    assert any(f"{emitted} tokens each" in note for note in emission.notes) == (emitted != block_size)
+
+
+def test_trtllm_gets_a_schedule_up_to_the_planned_batch_size():
+    config = NGRAM | {"num_speculative_tokens_per_batch_size": [[1, 2, 4], [3, 4, 2]]}
+    settings = yaml.safe_load(emit("trtllm", request(speculative_config=config)).files["config.yaml"])
+    assert settings["speculative_config"]["draft_len_schedule"] == {2: 4, settings["max_batch_size"]: 2}
+
+
 def test_trtllm_gets_keys_that_it_has_and_three_files_where_phases_are_apart():
     files = emit("trtllm", request()).files
     assert set(yaml.safe_load(files["config.yaml"])) <= schemas.TRTLLM_KEYS
@@ -333,6 +394,20 @@ def test_dynamo_runs_on_one_machine_with_an_engine_of_each_kind(plan, profile_fo
     assert all(options(words) <= schemas.DYNAMO_WORKER_OPTIONS for words in workers)
     modes = [value(words, "--disaggregation-mode") for words in workers if "--disaggregation-mode" in words]
     assert (len(workers), modes) == ((1, []) if plan is PLAN else (2, ["prefill", "decode"]))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_dynamos_engines_of_one_machine_share_no_gpu_and_no_port(ranks, profile_folder):
+    plan = with_engine(APART, tensor_parallel_size=ranks)
+    text = emit("dynamo", request(plan, profile_folder=profile_folder)).files["launch.sh"]
+    environments = [
+        dict(word.split("=") for word in line.partition(" python ")[0].split())
+        for line in text.replace("\\\n", " ").splitlines()
+        if "dynamo.vllm" in line
+    ]
+    prefill, decode = ({*one.get("CUDA_VISIBLE_DEVICES", "").split(",")} for one in environments)
+    assert (len(prefill), len(decode), len(prefill | decode)) == (ranks, ranks, 2 * ranks)
+    assert [one.get("VLLM_NIXL_SIDE_CHANNEL_PORT") for one in environments] == ["20097", "5600"]
 
 
 def test_dynamos_planner_gets_the_sla_and_the_measured_latencies(profile_folder):

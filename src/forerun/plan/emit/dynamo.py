@@ -30,6 +30,9 @@ PLANNER_INTERVAL = 60  # seconds from one decision to the next
 WITHOUT_SERVICES = ("--discovery-backend", "file", "--request-plane", "tcp", "--event-plane", "zmq")
 """Options with which processes of one machine find each other without etcd and NATS."""
 
+NIXL_PORTS = {"prefill": 20097, "decode": 5600}
+"""Ports at which engines of one machine tell where their KV lies: of Dynamo's own example, and vLLM's default."""
+
 MOST_MOCKED_TOKENS = 5  # drafted ones of a step, of Dynamo's mocker
 
 
@@ -234,6 +237,8 @@ def _traps(request: EmitRequest, measured: int | None) -> list[str]:
             "not profiled"
         )
     if request.plan.layout is Layout.DISAGGREGATED:
+        gpus = 2 * request.plan.engine.tensor_parallel_size
+        notes.append(f"launch.sh starts an engine of each kind, on GPUs 0 to {gpus - 1} of the machine")
         notes += drafter_kv_notes(request.plan.speculative_config)
     return notes
 
@@ -305,8 +310,17 @@ def _graph(request: EmitRequest, version: str, spec: dict[str, Any]) -> dict[str
 def _launch_script(request: EmitRequest, workers: list[_Worker]) -> str:
     """A frontend and one engine of each kind on this machine, in the background; they end with the script."""
     commands = [["python", "-m", "dynamo.frontend", "--http-port", '"${PORT:-8000}"', *WITHOUT_SERVICES]]
-    commands += [["python", "-m", *_worker_words(request, worker), *WITHOUT_SERVICES] for worker in workers]
+    for place, worker in enumerate(workers):
+        words = ["python", "-m", *_worker_words(request, worker), *WITHOUT_SERVICES]
+        commands.append(words if worker.mode is None else [*_own_devices(request, worker.mode, place), *words])
     return _all_at_once(commands)
+
+
+def _own_devices(request: EmitRequest, mode: str, place: int) -> list[str]:
+    """The environment of one of several engines on a machine: GPUs and a port that no other has."""
+    count = request.plan.engine.tensor_parallel_size
+    gpus = ",".join(map(str, range(place * count, (place + 1) * count)))
+    return [f"CUDA_VISIBLE_DEVICES={gpus}", f"VLLM_NIXL_SIDE_CHANNEL_PORT={NIXL_PORTS[mode]}"]
 
 
 def _all_at_once(commands: list[list[str]]) -> str:

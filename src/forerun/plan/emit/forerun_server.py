@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from typing import Any, NamedTuple
 
@@ -78,7 +79,13 @@ def compose(request: EmitRequest) -> Emission:
     together = "give each server cores of its own with cpuset: those that share cores wait for each other"
     if resources.gpus:
         together = "docker gives all of these servers the same GPUs: write a service for each, with device_ids in place of count"
-    notes = (*_image_notes(request), *_resource_notes(request), *_several(request), *(() if is_one else (together,)))
+    notes = (
+        *_image_notes(request),
+        *_path_notes(request),
+        *_resource_notes(request),
+        *_several(request),
+        *(() if is_one else (together,)),
+    )
     return Emission(files=files, notes=notes)
 
 
@@ -145,7 +152,9 @@ def kubernetes(request: EmitRequest) -> Emission:
     )
     notes = (
         *_image_notes(request),
+        *_path_notes(request),
         "models are read anew by each pod: mount a volume that they share in place of the emptyDir to read them once",
+        *_core_notes(request),
         *_resource_notes(request),
     )
     return Emission(files={"forerun.yaml": yaml_text(*documents)}, notes=notes)
@@ -186,17 +195,17 @@ def server_options(request: EmitRequest) -> dict[str, Any]:
 
 
 def resources_of(request: EmitRequest) -> _Resources:
-    """Cores of the profiled machine and GPUs, and with the profile's folder the memory of its KV cache and weights.
+    """A core for each thread that computed or GPUs, and with the profile's folder the memory of its KV cache and weights.
 
     Raises:
         ConfigError: the folder has no profile, or another one than the plan was made from.
     """
-    cores = re.search(r"(\d+) cores", str(request.plan.profile.get("machine", "")))
-    count = int(cores[1]) if cores else None
-    engine = request.plan.engine
+    engine, profile = request.plan.engine, request.profile()
     has_gpu = engine.device == "cuda"
     gpus = engine.tensor_parallel_size if has_gpu else 0
-    profile = request.profile()
+    kernels = request.plan.profile.get("kernels", "") if profile is None else profile.kernels
+    threads = None if has_gpu else re.search(r"(\d+) threads", str(kernels))  # of one process
+    count = int(threads[1]) * engine.tensor_parallel_size if threads else None
     if profile is None or profile.kv_bytes_per_token is None or profile.weight_bytes is None:
         return _Resources(count, gpus, None, None)
     kv_bytes = profile.kv_cache_memory_bytes
@@ -217,6 +226,18 @@ def _pod_resources(resources: _Resources) -> dict[str, Any]:
     return {"resources": {"requests": found, "limits": found}} if found else {}
 
 
+def _core_notes(request: EmitRequest) -> tuple[str, ...]:
+    cores = resources_of(request).cores
+    if cores is not None:
+        return (
+            f"each pod takes {cores} cores, one for each thread that was profiled: a node must have more, since the kubelet "
+            "keeps some for itself",
+        )
+    on_gpu = "the profiled machine's are those of all its GPUs: give an engine its share"
+    unknown = "the profile does not say how many threads computed: give an engine as many"
+    return (f"cores are not limited, as {on_gpu if request.plan.engine.device == 'cuda' else unknown}",)
+
+
 def _resource_notes(request: EmitRequest) -> tuple[str, ...]:
     if resources_of(request).memory_mib is None:
         return ("memory is not limited: with --profile it is that of the profiled KV cache and the weights",)
@@ -235,6 +256,22 @@ def _image_notes(request: EmitRequest) -> tuple[str, ...]:
     else:
         note = f"the image `{IMAGE}` is that of the repository: docker build -f deploy/Dockerfile -t {IMAGE} .{cuda}"
     return (note, *(unknown if device is None else ()))
+
+
+def _path_notes(request: EmitRequest) -> tuple[str, ...]:
+    """What the containers do not have: files and folders of this machine."""
+    config = request.plan.speculative_config or {}
+    drafters = (config, *(config.get("drafters") or ()))
+    models = (request.model, *(one.get("model") for one in drafters if isinstance(one, dict)))
+    paths = [model for model in models if isinstance(model, str) and _is_path(model)]
+    table = request.plan.engine.kernel_settings.get("kernel_table")
+    paths += [] if table is None else [table]
+    return tuple(f"{path} is a path, and nothing is mounted there: mount it into the containers" for path in paths)
+
+
+def _is_path(model: str) -> bool:
+    """Whether a model's name is that of a file or folder, rather than a known name or a hub id."""
+    return model.startswith((".", "/", "~")) or model.endswith(".gguf") or os.path.exists(model)
 
 
 def _several(request: EmitRequest) -> tuple[str, ...]:

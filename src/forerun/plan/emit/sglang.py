@@ -19,13 +19,14 @@ def sglang(request: EmitRequest) -> Emission:
             "layout: prefill and decode apart need a router between SGLang's engines; plan with --layout aggregated"
         )
     check_quantization(request, "SGLang")
+    chunk = chunk_size(engine.max_num_batched_tokens, engine.block_size)
     options: dict[str, Any] = {
         "model-path": request.model,
         "port": '"${PORT:-30000}"',
         "dtype": engine.dtype,
         "context-length": engine.max_model_len,
         "max-running-requests": engine.max_num_seqs,
-        "chunked-prefill-size": engine.max_num_batched_tokens,
+        "chunked-prefill-size": chunk,
         "page-size": engine.block_size,
         "tp-size": engine.tensor_parallel_size,
     }
@@ -34,7 +35,14 @@ def sglang(request: EmitRequest) -> Emission:
     words = ["python", "-m", "sglang.launch_server"]
     for name, value in options.items():
         words += [f"--{name}", str(value)]
-    return Emission(
-        files={"serve.sh": script(words)},
-        notes=(*several_engines(request), *ngram_notes(plan.speculative_config, "SGLang")),
-    )
+    notes = [*several_engines(request), *ngram_notes(plan.speculative_config, "SGLang")]
+    if chunk != engine.max_num_batched_tokens:
+        notes.append(
+            f"SGLang computes prompts in whole blocks: {chunk} tokens in a step, the plan {engine.max_num_batched_tokens}"
+        )
+    return Emission(files={"serve.sh": script(words)}, notes=tuple(notes))
+
+
+def chunk_size(num_tokens: int, block_size: int) -> int:
+    """A number of prompt tokens in a step that SGLang takes: whole blocks, at least one."""
+    return max(num_tokens // block_size, 1) * block_size

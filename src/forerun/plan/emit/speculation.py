@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import groupby
 from typing import Any, NamedTuple, NoReturn
 
+from forerun.engine.speculation import FixedLength, Schedule
 from forerun.errors import ConfigError
 
 SCHEDULE = "num_speculative_tokens_per_batch_size"
@@ -63,7 +65,7 @@ class _Drafts(NamedTuple):
     method: str
     model: str | None
     length: int  # K
-    schedule: tuple[tuple[int, int, int], ...]  # (first batch size, last one, K)
+    schedule: Schedule
 
 
 def vllm_config(config: Config, *, max_model_len: int | None = None) -> dict[str, Any]:
@@ -145,8 +147,12 @@ def sglang_options(config: Config) -> dict[str, Any]:
     }
 
 
-def trtllm_config(config: Config) -> dict[str, Any]:
+def trtllm_config(config: Config, *, max_num_seqs: int) -> dict[str, Any]:
     """`speculative_config` of TensorRT-LLM's LLM options.
+
+    Args:
+        config: the plan's.
+        max_num_seqs: the largest batch.
 
     Raises:
         ConfigError: TensorRT-LLM has no such method.
@@ -160,7 +166,7 @@ def trtllm_config(config: Config) -> dict[str, Any]:
     if drafts.method == "mtp":
         options["num_nextn_predict_layers"] = drafts.length  # what releases before 1.3 read instead of max_draft_len
     if drafts.schedule:
-        options["draft_len_schedule"] = trtllm_schedule(drafts.schedule, drafts.length)
+        options["draft_len_schedule"] = trtllm_schedule(drafts.schedule, drafts.length, max_num_seqs)
     return options
 
 
@@ -185,22 +191,21 @@ def ngram_notes(config: Config | None, system: str) -> list[str]:
     return [f"{system} matches n-grams {how[system]}: its acceptance is another than the profiled one"]
 
 
-def trtllm_schedule(schedule: tuple[tuple[int, int, int], ...], length: int) -> dict[int, int]:
-    """Last batch size -> K. A batch larger than the last of them drafts nothing, so ranges of K = 0 at the end go.
+def trtllm_schedule(schedule: Schedule, length: int, max_num_seqs: int) -> dict[int, int]:
+    """Last batch size -> K, up to the largest batch: one larger than the last of them drafts nothing, so K = 0 goes.
 
     Raises:
         ConfigError: the first range does not draft `length` tokens, or K rises, which TensorRT-LLM refuses.
     """
-    kept = [*schedule]
-    while kept and kept[-1][2] == 0:
-        kept.pop()
-    lengths = [one[2] for one in kept]
-    if not kept or lengths[0] != length or lengths != sorted(lengths, reverse=True):
+    planned = FixedLength(num_speculative_tokens=length, schedule=schedule)
+    ranges = [(k, max(sizes)) for k, sizes in groupby(range(1, max_num_seqs + 1), planned.tokens_at)]
+    lengths = [k for k, _ in ranges]
+    if lengths[0] != length or lengths != sorted(lengths, reverse=True):
         raise ConfigError(
-            f"{SCHEDULE}: got K = {', '.join(map(str, lengths)) or 'none'}; TensorRT-LLM's draft_len_schedule must begin "
+            f"{SCHEDULE}: got K = {', '.join(map(str, lengths))}; TensorRT-LLM's draft_len_schedule must begin "
             f"with num_speculative_tokens, {length}, and never rise: give such a one with --speculative-config"
         )
-    return {last: k for _, last, k in kept}
+    return {last: k for k, last in ranges if k > 0}
 
 
 def _read(config: Config, system: str, methods: Mapping[str, str], *, own_keys: tuple[str, ...] = ()) -> _Drafts:

@@ -20,7 +20,7 @@ def trtllm(request: EmitRequest) -> Emission:
     """
     check_quantization(request, "TensorRT-LLM")
     plan = request.plan
-    notes = ngram_notes(plan.speculative_config, "TensorRT-LLM")
+    notes = [*_block_notes(plan.engine.block_size), *ngram_notes(plan.speculative_config, "TensorRT-LLM")]
     if plan.layout is Layout.AGGREGATED:
         words = [
             "trtllm-serve",
@@ -70,7 +70,7 @@ def engine_options(request: EmitRequest) -> dict[str, Any]:
     }
     config = plan.speculative_config
     if config is not None:
-        options["speculative_config"] = trtllm_config(config)
+        options["speculative_config"] = trtllm_config(config, max_num_seqs=engine.max_num_seqs)
         if config["method"] in HOST_DRAFTERS:
             options["disable_overlap_scheduler"] = True
     return options
@@ -82,3 +82,10 @@ def tokens_per_block(block_size: int) -> int:
     while size < block_size:
         size *= 2
     return size
+
+
+def _block_notes(planned: int) -> list[str]:
+    size = tokens_per_block(planned)
+    if size == planned:
+        return []
+    return [f"TensorRT-LLM's blocks hold powers of two from 16: {size} tokens each, the planned ones {planned}"]
