@@ -31,12 +31,16 @@ from forerun.config.gpu_memory import (
 from forerun.config.kernel_table import use_kernel_table
 from forerun.config.kv_memory import KVBudget, feature_widths, plan_kv
 from forerun.config.settings import EngineSettings
-from forerun.config.speculative_config import SpeculativeConfig, merge_deprecated, resolve_speculative
+from forerun.config.speculative_config import (
+    MAX_SPECULATIVE_TOKENS,
+    SpeculativeConfig,
+    merge_deprecated,
+    resolve_speculative,
+)
 from forerun.core.processor import describe_processor
 from forerun.core.stats import ExecutorInfo
 from forerun.drafters.base import Drafter, KeepsKV, KeepsPools, LooksUpNgrams, TargetInfo
 from forerun.drafters.guard import GuardedDrafter
-from forerun.drafters.neural.tree import MAX_NODES
 from forerun.drafters.pool_files import ModelIdentity
 from forerun.drafters.pool_folder import PoolFolder
 from forerun.engine.engine import Engine, EngineParts
@@ -206,7 +210,7 @@ def _load_sharded(
 
     limits = PassLimits(
         # drafters pass rows of their own, trees a level of each sequence at once; unused room costs nothing
-        max_rows=2 * settings.max_num_batched_tokens + max(4096, MAX_NODES * settings.max_num_seqs),
+        max_rows=2 * settings.max_num_batched_tokens + max(4096, MAX_SPECULATIVE_TOKENS * settings.max_num_seqs),
         max_num_seqs=settings.max_num_seqs,
         max_model_len=settings.max_model_len,
         block_size=settings.block_size,

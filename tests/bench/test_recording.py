@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from forerun.bench.recording import NUM_CANDIDATES, read_recording, record, write_recording
+from forerun.bench.recording import NUM_CANDIDATES, RecordedText, read_recording, record, write_recording
 from forerun.config.settings import EngineSettings
 from forerun.config.speculative_config import resolve_speculative
 from forerun.core.sampling_params import SamplingParams
@@ -73,6 +73,21 @@ def test_a_recording_comes_back_from_its_file(recording, tmp_path, name):
         )
         assert (one.candidate_ids == other.candidate_ids).all()
         np.testing.assert_allclose(one.candidate_logprobs, other.candidate_logprobs, atol=1e-3)
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_a_recording_that_is_interrupted_leaves_no_file(recording, tmp_path, monkeypatch, number):
+    to_json = RecordedText.to_json
+
+    def interrupted(text):
+        if text is recording.texts[number]:
+            raise KeyboardInterrupt
+        return to_json(text)
+
+    monkeypatch.setattr(RecordedText, "to_json", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_recording(recording, tmp_path / "texts.jsonl.gz")
+    assert not list(tmp_path.iterdir())
 
 
 HEAD = {"recording": 1, "model": "m", "dtype": "float32", "kernels": "torch", "vocab_size": 9, "max_tokens": 4}

@@ -113,6 +113,15 @@ def test_an_interrupted_tuning_goes_on(tune, tmp_path, monkeypatch):
     assert report["runs"]["auto"][0] == kept[0]["auto"]
 
 
+def test_a_recording_of_fewer_texts_than_prompts_is_named(tune, monkeypatch):
+    write = tuner.write_recording
+    monkeypatch.setattr(
+        tuner, "write_recording", lambda found, path: write(replace(found, texts=found.texts[:1]), path)
+    )
+    for _ in range(2):
+        assert "recording.jsonl.gz: has 1 texts for 2 prompts; delete it, and it is made anew" in tune(code=2).err
+
+
 def test_k_by_batch_size_is_simulated_too_and_kept(tune, monkeypatch):
     schedule = {"num_speculative_tokens_per_batch_size": [[1, 1, 3], [2, 2, 1]]}
 

@@ -162,6 +162,58 @@ def test_a_log_that_cannot_be_written_any_more_ends_and_the_server_goes_on(tmp_p
     assert "the request log ends here; the server goes on" in caplog.text
 
 
+def on_a_full_disk(path, monkeypatch):
+    """A log of five requests whose file has no room for the last."""
+    log = RequestLog(path, model="tiny", block_size=4)
+    write, room = log._write, iter(range(4))
+
+    def cut(record):
+        if next(room, None) is None:
+            log._file.write(json.dumps(record)[:40])
+            log._file.flush()
+            raise OSError(28, "No space left on device")
+        write(record)
+
+    monkeypatch.setattr(log, "_write", cut)
+    log.add([ended(str(number), [1] * 9) for number in range(5)])
+    log.close()
+
+
+def test_what_a_full_disk_has_of_a_line_is_cut_off_and_the_log_goes_on_later(tmp_path, monkeypatch):
+    path = tmp_path / "log.jsonl"
+    on_a_full_disk(path, monkeypatch)
+    assert len(read_trace(path)) == 4
+    assert path.read_text().endswith("}\n")
+    written(path, ended("0", [1] * 9))
+    assert len(read_trace(path)) == 5
+
+
+def test_a_log_whose_last_flush_fails_is_closed_all_the_same(tmp_path, caplog):
+    log = RequestLog(tmp_path / "log.jsonl", model="tiny", block_size=4)
+
+    class Full:
+        def close(self):
+            raise OSError(28, "No space left on device")
+
+    log._file.close()
+    log._file = Full()
+    closing = threading.Thread(target=log.close, daemon=True)
+    closing.start()
+    closing.join(10)
+    assert not closing.is_alive()
+    assert "the request log ends here" in caplog.text
+
+
+@pytest.mark.parametrize(("last", "num_requests"), [(slice(-20), 2), (slice(-1), 3), (slice(5), 2)])
+def test_a_log_goes_on_behind_a_line_that_a_kill_left_unfinished(tmp_path, last, num_requests):
+    path = tmp_path / "log.jsonl"
+    written(path, ended("0", [1] * 9), ended("1", [1] * 9))
+    *whole, line = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(whole) + line[last])
+    written(path, ended("2", [1] * 9))
+    assert len(read_trace(path)) == num_requests
+
+
 @pytest.mark.parametrize("name", ["log.txt", "no/such/folder/log.jsonl", "folder.jsonl"])
 def test_a_file_that_cannot_be_a_log_is_refused(name, tmp_path):
     (tmp_path / "folder.jsonl").mkdir()

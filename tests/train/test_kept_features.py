@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -104,6 +105,31 @@ def test_a_full_disk_is_said_and_leaves_nothing_behind(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=r"No space left on device.*; make room"):
         kept.write(1, torch.arange(3), torch.ones(3, 2, 4))
     assert [path.name for path in tmp_path.iterdir()] == ["names.json"]
+
+
+def test_a_disk_that_was_full_at_the_beginning_is_begun_again(tmp_path, monkeypatch):
+    write_text = Path.write_text
+
+    def full(path, text, **options):
+        write_text(path, "", **options)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(ConfigError, match="No space left on device"):
+        KeptFeatures(tmp_path, NAMES)
+    monkeypatch.undo()
+    assert not list(tmp_path.iterdir())
+    KeptFeatures(tmp_path, NAMES)
+
+
+@pytest.mark.parametrize("content", [b"", b'["hidd', b"\xff"])
+def test_names_that_cannot_be_read_are_as_good_as_none(tmp_path, content):
+    ids = torch.arange(3)
+    KeptFeatures(tmp_path, NAMES).write(7, ids, torch.ones(3, 2, 4))
+    (tmp_path / "names.json").write_bytes(content)
+    assert KeptFeatures(tmp_path, NAMES).read(7, ids) is None
+    KeptFeatures(tmp_path, NAMES).write(7, ids, torch.ones(3, 2, 4))
+    assert KeptFeatures(tmp_path, NAMES).read(7, ids) is not None
 
 
 def test_in_memory_is_kept_what_there_is_room_for():

@@ -24,6 +24,7 @@ from forerun.bench.machine import describe_kernels
 from forerun.bench.offline import check_outputs
 from forerun.core.outputs import RequestOutput, TokenLogprobs
 from forerun.core.sampling_params import SamplingParams
+from forerun.core.whole_file import whole_file
 from forerun.errors import ConfigError
 from forerun.llm import LLM
 
@@ -183,8 +184,8 @@ def _likeliest(found: TokenLogprobs) -> list[tuple[int, float]]:
 
 
 def write_recording(recording: Recording, path: Path) -> None:
-    """Write a file."""
-    with _open(path, "wt") as file:
+    """Write a file, whole or not at all."""
+    with whole_file(path) as part, _open(part, "wt") as file:
         for line in ({"recording": VERSION, **asdict(recording.info)}, *(text.to_json() for text in recording.texts)):
             file.write(json.dumps(line) + "\n")
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import mmap
 import secrets
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple
@@ -41,7 +43,7 @@ class RequestLog:
     guess a prompt and look whether it is in the log, and names of two lives have nothing in common.
 
     Args:
-        path: the file; what is in it stays.
+        path: the file; what is in it stays, but for a last line that is unfinished.
         model: the served name.
         block_size: tokens of a KV block.
 
@@ -51,6 +53,7 @@ class RequestLog:
 
     def __init__(self, path: Path, *, model: str, block_size: int) -> None:
         try:
+            _end_last_line(path)
             self._file = path.open("a", encoding="utf-8")
         except OSError as error:
             raise ConfigError(
@@ -87,6 +90,7 @@ class RequestLog:
         self._thread.join()
 
     def _run(self) -> None:
+        ended = None
         try:
             while (ended := self._ended.get()) is not None:
                 for line in self._lines(ended):
@@ -96,8 +100,12 @@ class RequestLog:
             self._file.close()
         except Exception:
             logger.exception("%s: the request log ends here; the server goes on", self._path)
-            while self._ended.get() is not None:  # what nobody will write must not pile up
-                pass
+            with suppress(OSError):
+                self._file.close()
+            with suppress(OSError):
+                _end_last_line(self._path)
+            while ended is not None:  # what nobody will write must not pile up
+                ended = self._ended.get()
 
     def _write(self, record: dict[str, Any]) -> None:
         self._file.write(json.dumps(record) + "\n")
@@ -122,3 +130,21 @@ class RequestLog:
     def _name(self, digest: bytes) -> int:
         keyed = hashlib.blake2b(digest, key=self._key, digest_size=8).digest()
         return int.from_bytes(keyed, "big") >> (64 - NAME_BITS)
+
+
+def _end_last_line(path: Path) -> None:
+    """Cut off a last line that is unfinished, as a full disk or a kill leaves it; a whole one is ended."""
+    if not path.is_file() or not path.stat().st_size:
+        return
+    with path.open("a+b") as file:
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            begin = content.rfind(b"\n") + 1
+            last = content[begin:]
+        if not last:
+            return
+        try:
+            json.loads(last)
+            file.write(b"\n")
+        except (ValueError, RecursionError):
+            logger.warning("%s: its last line is unfinished, and is cut off", path)
+            file.truncate(begin)

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from forerun.config.speculative_config import SpeculativeConfig
+from forerun.core.whole_file import whole_file
 from forerun.drafters.base import Drafter, NoDrafter, TargetInfo
 from forerun.errors import ConfigError
 from forerun.executor.hidden_states import Storage
@@ -37,12 +38,12 @@ class KeptFeatures:
         self._folder, self.names = folder, tuple(names)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            noted = folder / NAMES
-            if not noted.exists() or json.loads(noted.read_text(encoding="utf-8")) != list(self.names):
+            if _noted(folder) != list(self.names):
                 for path in folder.iterdir():
                     path.unlink()
-                noted.write_text(json.dumps(self.names), encoding="utf-8")
-        except (OSError, ValueError) as error:
+                with whole_file(folder / NAMES) as part:
+                    part.write_text(json.dumps(self.names), encoding="utf-8")
+        except OSError as error:
             raise ConfigError(f"cannot keep features in {folder} ({error}); leave --keep-features out") from error
 
     def path(self, number: int) -> Path:
@@ -66,12 +67,10 @@ class KeptFeatures:
             ConfigError: the disk is full or gone.
         """
         path = self.path(number)
-        unfinished = path.with_suffix(".part")
         try:
-            save_tensors({"hidden_states": states.cpu(), "token_ids": token_ids}, str(unfinished))
-            unfinished.replace(path)
+            with whole_file(path) as part:
+                save_tensors({"hidden_states": states.cpu(), "token_ids": token_ids}, str(part))
         except Exception as error:
-            unfinished.unlink(missing_ok=True)
             raise ConfigError(
                 f"cannot write {path} ({error}); make room, or give the same command without --keep-features"
             ) from error
@@ -85,6 +84,14 @@ class KeptFeatures:
             allow_custom_save_path=True,
         )
         return SpeculativeConfig(drafter=_Exported(exported=self.names), storage=storage)
+
+
+def _noted(folder: Path) -> object:
+    """The names of what a folder keeps; None where they are not there, or cannot be read."""
+    try:
+        return json.loads((folder / NAMES).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
 
 
 class FeaturesInMemory:

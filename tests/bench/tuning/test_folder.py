@@ -48,6 +48,20 @@ def test_a_damaged_file_is_named(tmp_path: Path, file: str, text: str) -> None:
         readers[file]()
 
 
+def test_a_folder_whose_settings_did_not_fit_on_the_disk_is_begun_again(tmp_path: Path, monkeypatch) -> None:
+    write_text = Path.write_text
+
+    def full(path: Path, text: str, **options: str) -> int:
+        write_text(path, text[:1], **options)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="No space left"):
+        TuningFolder(tmp_path / "tuned", {"model": "a"})
+    monkeypatch.undo()
+    assert TuningFolder(tmp_path / "tuned", {"model": "a"}).rounds() == []
+
+
 def test_damaged_settings_are_named(tmp_path: Path) -> None:
     TuningFolder(tmp_path / "tuned", {"model": "a"})
     (tmp_path / "tuned" / "settings.json").write_text("7")

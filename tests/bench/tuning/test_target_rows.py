@@ -63,6 +63,17 @@ def test_no_rows_are_a_file_too(tmp_path):
     assert not TargetRows.load(tmp_path / "rows.npz").found
 
 
+def test_a_full_disk_leaves_no_file(tmp_path, monkeypatch):
+    def full(path, **arrays):
+        path.write_bytes(b"PK")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(np, "savez_compressed", full)
+    with pytest.raises(OSError, match="No space left"):
+        noted((1, 2)).save(tmp_path / "rows.npz")
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_damaged_file_is_refused(tmp_path):
     (tmp_path / "rows.npz").write_bytes(b"no rows")
     with pytest.raises(ConfigError, match="cannot be read"):

@@ -85,6 +85,20 @@ def test_the_first_bad_line_of_a_request_log_is_named(tmp_path, records, problem
         read_trace(mooncake(tmp_path, records))
 
 
+@pytest.mark.parametrize("length", [1, 30])
+def test_a_request_logs_last_line_may_be_unfinished_which_is_said(tmp_path, caplog, length):
+    file = mooncake(tmp_path, LOG)
+    file.write_text(file.read_text() + json.dumps(LOG[1])[:length])
+    assert lengths(read_trace(file)) == [(15, 2), (40, 3)]
+    assert f"{file}: line 4 is unfinished, and is left out" in caplog.text
+
+
+@pytest.mark.parametrize("records", [[*LOG, "{"], [*LOG[:2], "{", LOG[2]]])
+def test_a_line_of_a_request_log_that_ends_and_is_not_json_is_named(tmp_path, records):
+    with pytest.raises(ConfigError, match=f"line {records.index('{') + 1}: not JSON"):
+        read_trace(mooncake(tmp_path, records))
+
+
 def test_a_request_log_says_how_long_its_blocks_are(tmp_path):
     with pytest.raises(ConfigError, match="piece_size"):
         read_trace(mooncake(tmp_path, LOG), piece_size=32)

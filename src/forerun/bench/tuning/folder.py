@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from forerun.core.whole_file import whole_file
 from forerun.core.writable import check_writable_folder
 from forerun.errors import ConfigError
 from forerun.plan.step_times import StepTimeModel
@@ -114,9 +115,8 @@ class TuningFolder:
 
 def write(path: Path, content: Any) -> None:
     """Write a JSON file; an interruption leaves the file as it was."""
-    beside = path.with_suffix(".part")
-    beside.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    beside.replace(path)
+    with whole_file(path) as part:
+        part.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 def _read(path: Path) -> Any:

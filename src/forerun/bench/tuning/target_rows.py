@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from forerun.core.draft import Draft
 from forerun.core.sequence import Sequence
+from forerun.core.whole_file import whole_file
 from forerun.drafters.base import DraftContext, Drafter, TargetInfo, VerifiedRows
 from forerun.drafters.lookup.drafter import LookupDrafter
 from forerun.errors import ConfigError
@@ -57,14 +58,15 @@ class TargetRows:
         return self._by_token.get(token_id) if found is None else found
 
     def save(self, path: Path) -> None:
-        """Write an .npz file."""
+        """Write an .npz file, whole or not at all."""
         values = list(self.found.values())
-        np.savez_compressed(
-            path,
-            keys=np.array(list(self.found), dtype=np.int64).reshape(-1, 2),
-            ids=np.array([one.ids for one in values], dtype=np.int32),
-            logits=np.array([one.logits for one in values], dtype=np.float32),
-        )
+        with whole_file(path) as part:
+            np.savez_compressed(
+                part,
+                keys=np.array(list(self.found), dtype=np.int64).reshape(-1, 2),
+                ids=np.array([one.ids for one in values], dtype=np.int32),
+                logits=np.array([one.logits for one in values], dtype=np.float32),
+            )
 
     @classmethod
     def load(cls, path: Path) -> TargetRows:

@@ -277,6 +277,9 @@ class Tuner:
         """The target's answers, and what it said after drafted tokens: from the folder, or written now.
 
         Drafts are verified meanwhile where they cannot change a text in any bit.
+
+        Raises:
+            ConfigError: what is in the folder cannot be read, or is not of all prompts.
         """
         file, workload = self.folder.recording(engine.quantization), self.settings.workload
         rows_file = self.folder.target_rows(engine.quantization)
@@ -302,7 +305,12 @@ class Tuner:
                 )
                 rows.save(rows_file)
                 write_recording(found, file)
-        return read_recording(file), TargetRows.load(rows_file)
+        recording = read_recording(file)
+        if len(recording.texts) != len(workload.prompts):
+            raise ConfigError(
+                f"{file}: has {len(recording.texts)} texts for {len(workload.prompts)} prompts; delete it, and it is made anew"
+            )
+        return recording, TargetRows.load(rows_file)
 
     def _step_times(self, target: LoadedTarget, engine: EngineSettings) -> StepTimeModel:
         """What a step takes: from the folder, or measured now."""

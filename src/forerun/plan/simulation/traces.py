@@ -165,6 +165,8 @@ def _hash_ids(line: _Line, record: Mapping[str, Any], wanted: int, num_prompt: i
 
 
 def _json_lines(path: Path, lines: Iterable[str]) -> Iterator[tuple[_Line, Mapping[str, Any]]]:
+    """The objects of all lines; a request log may end in an unfinished one, as its server writes on or has been killed."""
+    is_log = False
     for number, text in enumerate(lines, 1):
         if not text.strip():
             continue
@@ -172,9 +174,13 @@ def _json_lines(path: Path, lines: Iterable[str]) -> Iterator[tuple[_Line, Mappi
         try:
             record = json.loads(text)
         except (ValueError, RecursionError) as error:
+            if is_log and not text.endswith("\n"):
+                logger.warning("%s: line %d is unfinished, and is left out", path, number)
+                return
             raise line.error(f"not JSON ({error}); write one object per line") from None
         if not isinstance(record, dict):
             raise line.error(f"got a {type(record).__name__}; must be an object")
+        is_log = is_log or LOG_KEY in record
         yield line, record
 
 

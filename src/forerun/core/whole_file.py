@@ -1,0 +1,19 @@
+"""Files that are whole or not there: what interrupts their writing leaves those of before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """The path of a file beside, of the same ending, which takes the place of `path` once it is written."""
+    part = path.with_name(f"{path.stem}.part{path.suffix}")
+    try:
+        yield part
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
