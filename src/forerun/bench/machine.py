@@ -26,15 +26,24 @@ def describe_machine(device: torch.device) -> str:
 
 
 def describe_kernels(llm: LLM) -> str:
-    """What computes the forward pass, e.g. "native avx512bf16, 2 threads"."""
+    """What computes the forward pass, and in how many threads, e.g. "native avx512bf16, 2 threads"."""
     import torch
 
+    arithmetic = describe_arithmetic(llm)
+    if llm.kernels is not None:
+        return f"{arithmetic}, {llm.kernels.num_threads} threads"
+    if llm.has_device_layers or llm.device.type != "cpu":
+        return arithmetic
+    return f"{arithmetic}, {torch.get_num_threads()} threads"
+
+
+def describe_arithmetic(llm: LLM) -> str:
+    """What computes the forward pass, however many threads it has."""
     if llm.has_device_layers:
         products = ", products by torch" if llm.settings.device_matmul == "torch" else ""
         return ("Triton kernels" if llm.device.type == "cuda" else "formulas of the Triton kernels") + products
     if llm.kernels is None:
-        threads = f", {torch.get_num_threads()} threads" if llm.device.type == "cpu" else ""
-        return f"torch{threads}"
+        return "torch"
     weights = f", {llm.settings.quantization} weights" if llm.settings.quantization else ""
     activations = ", int8 activations" if llm.settings.activation_dtype == "int8" else ""
-    return f"native {llm.kernels.level}{weights}{activations}, {llm.kernels.num_threads} threads"
+    return f"native {llm.kernels.level}{weights}{activations}"

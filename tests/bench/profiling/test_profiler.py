@@ -45,6 +45,16 @@ def test_a_profile_says_what_engine_it_is_of(tmp_path: Path) -> None:
     assert found.kv_cache_memory_bytes == found.num_blocks * found.block_size * found.kv_bytes_per_token
 
 
+def test_a_profile_of_a_devices_steps_says_that_they_were_timed_one_at_a_time(folder: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    grid = replace(GRID, rounds=1, num_texts=1, max_tokens=8)
+    measuring = profiler(tmp_path / "p", settings=replace(settings(), device_step=True), grid=grid, configs={})
+    measuring.announce = said.append
+    assert "upper bounds" in measuring.run().conditions["timing"]
+    assert "upper bounds" in said[-1]
+    assert Profile.load(folder).conditions["timing"] is None, "the host waits for its own steps anyway"
+
+
 def test_the_share_that_is_done_rises_to_all(tmp_path: Path) -> None:
     shares: list[float] = []
     measuring = profiler(tmp_path / "p")

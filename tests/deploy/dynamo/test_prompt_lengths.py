@@ -44,6 +44,20 @@ def test_notes_of_workers_that_died_do_not_pile_up(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_worker_that_runs_for_long_removes_old_notes_too(tmp_path, monkeypatch):
+    lengths = PromptLengths(tmp_path)
+    lengths.find_or_note("a", 8)
+    (note,) = tmp_path.iterdir()
+    old = time.time() - 2 * prompt_lengths.KEPT_S
+    os.utime(note, (old, old))
+    lengths.find_or_note("b", 1)
+    assert note.exists(), "they are sought now and then, not for each request"
+    monkeypatch.setattr(prompt_lengths, "OLD_SOUGHT_EVERY_S", -1.0)
+    lengths.find_or_note("c", 1)
+    assert not note.exists()
+    assert len(list(tmp_path.iterdir())) == 2
+
+
 def test_a_folder_that_cannot_be_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="--workers-folder: cannot make"):

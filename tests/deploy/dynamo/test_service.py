@@ -11,6 +11,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from forerun import SamplingParams
+from forerun.deploy.dynamo import prompt_lengths
 from forerun.deploy.dynamo.prompt_lengths import PromptLengths
 from forerun.deploy.dynamo.service import TokenService
 from forerun.engine.engine import Engine
@@ -205,6 +206,24 @@ async def test_a_request_that_nobody_wants_any_more_ends_in_the_engine(how):
             await stream.aclose()
         assert len((await answer(service, sent(stop={"max_tokens": 3}), "another-id"))[0]) == 3
     assert_nothing_is_held(llm)
+
+
+@pytest.mark.parametrize(("how", "is_kept"), [("abort", False), ("close", True)])
+@in_event_loop
+async def test_an_aborted_text_is_forgotten_and_a_closed_stream_may_go_on_elsewhere(
+    tmp_path, monkeypatch, how, is_kept
+):
+    monkeypatch.setattr(prompt_lengths, "KEPT_AFTER_END_S", -1.0)
+    request = sent(stop={"max_tokens": 100, "ignore_eos": True}, sampling=PENALTIES)
+    async with serving(tiny_llm(), tmp_path) as service:
+        stream = service.generate(request, "some-id")
+        await anext(stream)
+        (note,) = tmp_path.iterdir()
+        if how == "abort":
+            service.abort("some-id")
+        await stream.aclose()
+        await answer(service, sent(stop={"max_tokens": 1}, sampling=PENALTIES), "another-id")
+    assert note.exists() == is_kept
 
 
 @in_event_loop

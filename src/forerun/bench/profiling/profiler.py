@@ -37,6 +37,7 @@ from forerun.bench.replay import drafts_from_text
 from forerun.config.settings import EngineSettings
 from forerun.config.speculative_config import resolve_speculative
 from forerun.errors import ConfigError
+from forerun.executor.device import DeviceExecutor
 from forerun.kv.cache import bytes_per_block
 from forerun.llm import LLM
 from forerun.models.base import LoadedTarget
@@ -52,6 +53,13 @@ REST_SECONDS = 2.0
 SECONDS_TO_FINISH = 3.0  # engines are made, files written, pictures drawn
 RECORDED_AT_ONCE = 8
 CHECKED_TOKENS = 64  # room for these is enough to make an engine
+
+STEPS_ALONE = (
+    "the steps were timed one at a time, while an engine that serves on this device begins each before it has read the one "
+    "before, so that the host's work takes no time of the device's: step times are upper bounds, and so are the latencies "
+    "that simulations and plans compute of them"
+)
+"""Of an engine whose steps are the device's: what its profile does not know."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,15 +133,17 @@ class Profiler:
         of_rounds, of_texts = grid.seconds_of_rounds(times), self._text_seconds(grid, times)
         work = Work(of_rounds + of_texts, self.advance)
         rounds = self._rounds(llm, grid, stages, work, seconds=of_rounds)
-        limits = _limits(llm, self.target)
+        limits, timing = _limits(llm, self.target), STEPS_ALONE if isinstance(llm.executor, DeviceExecutor) else None
         del llm  # its KV memory
         part = of_texts / (1 + len(self.task.configs))
         recording = self._recording(grid, stages)
         work.add(part)
-        profile = self._profile(rounds, grid, limits, recording, stages, lambda: work.add(part))
+        profile = self._profile(rounds, grid, limits, recording, stages, lambda: work.add(part), timing=timing)
         if not write_outputs(profile, rounds, self.folder):
             self.announce("there is no page of plots, as matplotlib is not installed; pip install 'forerun[bench]'")
         profile.save(self.folder)  # last: a folder with profile.json is whole
+        if timing is not None:
+            self.announce(f"warning: {timing}")
         return profile
 
     def _check_configs(self) -> None:
@@ -292,6 +302,8 @@ class Profiler:
         recording: Recording,
         stages: Stages,
         on_drafter: Callable[[], None],
+        *,
+        timing: str | None,
     ) -> Profile:
         drafting: dict[str, DraftingCost] = {}
         acceptance: dict[str, AcceptanceProfile] = {}
@@ -329,6 +341,7 @@ class Profiler:
                 "grid": grid.to_json(),
                 "packages": describe_machine(self.target.model.device),
                 "gigabytes_per_second_by_round": [round(speed, 2) for speed in speeds],
+                "timing": timing,
                 "energy": None if watts else "no counter of energy can be read on this machine",
                 "temperature": self.task.temperature,
                 "num_texts": len(recording.texts),

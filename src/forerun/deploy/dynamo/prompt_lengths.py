@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 import time
 from collections import deque
 from contextlib import suppress
@@ -14,6 +15,8 @@ KEPT_S = 24 * 3600.0
 """Seconds after which a file is of no use: no stream runs that long, and its worker has not ended it."""
 
 KEPT_AFTER_END_S = 60.0
+OLD_SOUGHT_EVERY_S = 300.0
+"""Seconds after which files of no use are looked for again."""
 
 
 class PromptLengths:
@@ -33,6 +36,7 @@ class PromptLengths:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._ended: deque[tuple[float, str]] = deque()  # when, and which request
+        self._tidying = threading.Lock()  # requests come in several threads
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -46,7 +50,7 @@ class PromptLengths:
         path = self._path(request_id)
         with suppress(FileNotFoundError):
             return int(path.read_text())
-        self._forget_ended()
+        self._tidy()
         unfinished = path.with_suffix(".new")
         unfinished.write_text(str(num_tokens))
         unfinished.rename(path)
@@ -59,11 +63,23 @@ class PromptLengths:
     def _path(self, request_id: str) -> Path:
         return self._folder / hashlib.sha256(request_id.encode()).hexdigest()  # an id may hold anything
 
+    def _tidy(self) -> None:
+        """Remove the notes of requests that have ended, and now and then those that nobody has ended."""
+        if not self._tidying.acquire(blocking=False):  # another thread is at it
+            return
+        try:
+            self._forget_ended()
+            if time.monotonic() - self._sought > OLD_SOUGHT_EVERY_S:
+                self._forget_old()
+        finally:
+            self._tidying.release()
+
     def _forget_ended(self) -> None:
         while self._ended and time.monotonic() - self._ended[0][0] > KEPT_AFTER_END_S:
             self._path(self._ended.popleft()[1]).unlink(missing_ok=True)
 
     def _forget_old(self) -> None:
+        self._sought = time.monotonic()
         for path in self._folder.iterdir():
             with suppress(OSError):  # another worker was faster
                 if time.time() - path.stat().st_mtime > KEPT_S:

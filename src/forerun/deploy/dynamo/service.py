@@ -57,7 +57,8 @@ class TokenService:
         self._engine = EngineThread(llm.engine, observe=self._observe)
         self._loop = asyncio.get_running_loop()
         self._ids = itertools.count()
-        self._streams: dict[str, dict[str, TokenStream]] = {}  # by the frontend's id, then by the engine's
+        # by the frontend's id, then by the engine's
+        self._streams: dict[str, dict[str, tuple[WorkerRequest, TokenStream]]] = {}
         self._threads = ThreadPoolExecutor(NUM_INTAKE_THREADS, thread_name_prefix="forerun-intake")
         self._grammar_threads = ThreadPoolExecutor(NUM_GRAMMAR_THREADS, thread_name_prefix="forerun-grammars")
 
@@ -82,7 +83,7 @@ class TokenService:
         asked = translate(request, request_id=request_id, seed=self._llm.settings.seed)
         stream = TokenStream(num_prompt_tokens=len(asked.prompt_ids), num_top_logprobs=asked.sampling.logprobs)
         engine_id = f"{request_id}/{next(self._ids)}"
-        self._streams.setdefault(request_id, {})[engine_id] = stream
+        self._streams.setdefault(request_id, {})[engine_id] = asked, stream
         try:
             accepted = await self._accept(asked, request_id, engine_id)
             if stream.is_cancelled:
@@ -97,9 +98,10 @@ class TokenService:
             self._leave(request_id, engine_id)
 
     def abort(self, request_id: str) -> None:
-        """End a request; one that has ended, or never came, is left alone."""
-        for engine_id, stream in [*self._streams.get(request_id, {}).items()]:
+        """End a request and its text; one that has ended, or never came, is left alone."""
+        for engine_id, (asked, stream) in [*self._streams.get(request_id, {}).items()]:
             stream.cancel()
+            self._forget(asked, request_id)
             self._leave(request_id, engine_id)  # whoever read the chunks may not come back
 
     def close(self) -> None:
@@ -146,7 +148,7 @@ class TokenService:
         return asked.resumed(self._prompt_lengths.find_or_note(request_id, len(asked.prompt_ids)))
 
     def _forget(self, asked: WorkerRequest, request_id: str) -> None:
-        """The text has ended; where the engine failed it has not, and goes on elsewhere."""
+        """The text has ended; where the engine failed, or a stream was only closed, it has not, and may go on elsewhere."""
         if asked.counts_written_tokens and self._prompt_lengths is not None:
             self._prompt_lengths.forget_soon(request_id)
 

@@ -9,10 +9,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
+import torch
+
 import forerun
+from forerun.bench.machine import describe_arithmetic
+from forerun.config.kernel_table import find_table
 from forerun.errors import ConfigError
 from forerun.llm import LLM
 from forerun.models.fingerprint import fingerprint_of_files
+from forerun.models.store import cache_folder
+from forerun.ops.cuda.system import InstalledCuda
 from forerun.verify.matching import MatchingConfig
 
 
@@ -69,17 +75,32 @@ class WorkerGroup:
 
 def text_configuration(llm: LLM) -> dict[str, str]:
     """All that decides about a request's text besides the request."""
-    speculative = llm.speculative
+    speculative, is_native = llm.speculative, llm.kernels is not None
     return {
         "version": forerun.__version__,
         "model": "made in memory" if llm.path is None else fingerprint_of_files(llm.path)[:16],
         "dtype": str(llm.dtype).removeprefix("torch."),
         "quantization": str(llm.settings.quantization).lower(),
         "activation_dtype": llm.settings.activation_dtype,
-        "device": llm.device.type,
-        "kernels": "torch" if llm.kernels is None else str(llm.kernels.level),
+        "device": torch.cuda.get_device_name(llm.device) if llm.device.type == "cuda" else llm.device.type,
+        "kernels": describe_arithmetic(llm),
+        "kernel_table": _tiles(llm),
+        "is_batch_invariant": str(llm.is_batch_invariant),
+        # the native kernels are not torch's, and give the same bits in any number of processes
+        "torch": "any" if is_native else torch.__version__,
+        "tensor_parallel_size": "any" if is_native else str(llm.settings.tensor_parallel_size),
         "max_model_len": str(llm.max_model_len),
         "seed": str(llm.settings.seed),
         # the matching verifier's texts do not depend on drafts
         "verifier": "matching" if isinstance(speculative.verifier, MatchingConfig) else speculative.describe(),
     }
+
+
+def _tiles(llm: LLM) -> str:
+    """What says how a GPU's kernels cut their products, and so in which order they sum."""
+    if llm.device.type != "cuda" or not llm.has_device_layers:
+        return "none"
+    system, named = InstalledCuda(), llm.settings.kernel_table
+    path = None if named is None else Path(named).expanduser()
+    found = find_table(path, system, llm.device.index or 0, folder=cache_folder())
+    return f"{'none' if found is None else found[1].digest}, triton {system.triton}"
