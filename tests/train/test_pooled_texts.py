@@ -45,5 +45,5 @@ def test_pools_without_answers_are_refused(tmp_path):
         read_pooled_texts(tmp_path, identity())
     with pytest.raises(ConfigError, match="pools of another model"):
         read_pooled_texts(next(tmp_path.glob("*.pools")), ModelIdentity(fingerprint="other", name="other"))
-    with pytest.raises(ConfigError, match="no file of pools that can be read"):
+    with pytest.raises(ConfigError, match="there is no such file"):
         read_pooled_texts(tmp_path / "absent.pools", identity())
