@@ -11,6 +11,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from forerun.core.whole_file import whole_file
 from forerun.engine.costs import PRIOR, PRIORS, StepCosts
 
 logger = logging.getLogger(__name__)
@@ -72,11 +73,10 @@ class CostProfile:
         if path is None:
             return
         content = {"version": VERSION, "identity": dict(self.identity), "weights": list(costs.weights)}
-        beside = path.with_suffix(f".{os.getpid()}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            beside.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-            beside.replace(path)
+            with whole_file(path) as part:
+                part.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
         except OSError as error:
             logger.debug("%s: step costs are not kept (%s)", path, error)
 

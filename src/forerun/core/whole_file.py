@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,8 +10,11 @@ from pathlib import Path
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """The path of a file beside, of the same ending, which takes the place of `path` once it is written."""
-    part = path.with_name(f"{path.stem}.part{path.suffix}")
+    """The path of a file beside, of the same ending, which takes the place of `path` once it is written.
+
+    Each process has its own, so that of several that write at once the last one's is there in the end.
+    """
+    part = path.with_name(f"{path.stem}.{os.getpid()}.part{path.suffix}")
     try:
         yield part
         part.replace(path)

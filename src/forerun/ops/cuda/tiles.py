@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from forerun.core.whole_file import whole_file
 from forerun.errors import ConfigError, one_line
 from forerun.ops.cuda.system import GPU
 
@@ -101,9 +102,8 @@ class TileTable:
         text = json.dumps(self._content() | {"digest": self.digest}, indent=1) + "\n"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            new = path.with_name(f"{path.name}.new")
-            new.write_text(text, encoding="utf-8")
-            new.replace(path)
+            with whole_file(path) as part:
+                part.write_text(text, encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"{path}: cannot be written ({error.strerror or error}); give another file") from None
 
