@@ -157,6 +157,32 @@ def test_nan_in_foreign_or_stale_slots_reaches_no_output(options):
     assert output.isfinite().all()
 
 
+@pytest.mark.parametrize("soft_cap", [None, 1.5])
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("infinity", [float("nan"), float("-inf")])
+def test_a_value_that_is_not_finite_reaches_the_rows_that_see_it_and_no_other(soft_cap, window, infinity):
+    batch, num_blocks = random_batch(random.Random(5), [(20, 6), (30, 1), (9, 2)])
+    spec = LayerKVSpec(num_kv_heads=2, key_dim=8, value_dim=8)
+    torch.manual_seed(0)
+    rows = len(batch.positions)
+    query, key, value = torch.randn(rows, 4, 8), torch.randn(rows, 2, 8), torch.randn(rows, 2, 8)
+    value[2, 1, 5] = infinity
+    outputs = []
+    for attention in (NaiveAttention(), PagedAttention()):
+        cache = KVCache(
+            [spec], num_blocks=num_blocks, block_size=BLOCK_SIZE, dtype=torch.float32, device=torch.device("cpu")
+        )
+        cache.layers[0].key.zero_()
+        cache.layers[0].value.zero_()
+        attend = attention.begin(batch, cache)
+        outputs.append(attend(0, query, key, value, scale=1.0, window=window, soft_cap=soft_cap))
+    expected, found = outputs
+    assert torch.equal(found.isfinite(), expected.isfinite())
+    assert not found[2:].isfinite().all()
+    assert found[:2].isfinite().all()
+    torch.testing.assert_close(found.nan_to_num(0, 0, 0), expected.nan_to_num(0, 0, 0), atol=1e-5, rtol=0)
+
+
 def test_more_keys_than_one_call_takes_are_split_and_none_lost(monkeypatch):
     monkeypatch.setitem(paged.KEYS_PER_CALL, "cpu", 40)
     batch, num_blocks = random_batch(random.Random(4), [(12, 1), (100, 1), (15, 2), (14, 1), (13, 3)])

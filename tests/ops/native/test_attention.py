@@ -303,6 +303,18 @@ def test_a_key_of_nan_makes_the_rows_that_see_it_nan_and_changes_no_bit_of_the_o
 
 
 @every_level
+@every_kind
+@pytest.mark.parametrize("infinity", [float("nan"), float("inf")])
+@pytest.mark.parametrize("place", [205, 255, 256, 299])
+def test_a_value_that_is_not_finite_changes_no_bit_of_the_rows_before_it(kernels, dtype, dim, place, infinity):
+    healthy, ill = Text(dtype, dim), Text(dtype, dim)
+    ill.rows[2][place, 0, 3] = infinity
+    found, expected = (text.attend(kernels, [200, 300]) for text in (ill, healthy))
+    assert torch.equal(found[:place], expected[:place])
+    assert not found[place:, 0, 3].isfinite().any()
+
+
+@every_level
 def test_scores_that_overflow_below_weigh_nothing_beside_others(kernels):
     """A tile of keys whose scores are all -inf, then one of others: the row is of the others alone."""
     text = Text(torch.float32, 20)

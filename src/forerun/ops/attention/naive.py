@@ -49,7 +49,7 @@ class _NaivePass:
             keys, values = _gather(kv, sequence, self.batch.block_size)
             scores = _scores(query[rows], keys, scale=scale, soft_cap=soft_cap)
             weights = _softmax(scores.masked_fill(~visible, float("-inf")), sinks)
-            outputs.append(_weighted_values(weights, values).to(query.dtype))
+            outputs.append(_weighted_values(weights, values, visible).to(query.dtype))
         return torch.cat(outputs)
 
 
@@ -95,7 +95,10 @@ def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
     return torch.cat([scores, sink], dim=-1).softmax(dim=-1)[..., :-1]
 
 
-def _weighted_values(weights: Tensor, values: Tensor) -> Tensor:
-    """[num_rows, num_heads, value_dim]"""
-    values = values.repeat_interleave(weights.shape[0] // values.shape[1], dim=1)
-    return torch.einsum("hrk,khd->rhd", weights, values.to(weights.dtype))
+def _weighted_values(weights: Tensor, values: Tensor, visible: Tensor) -> Tensor:
+    """[num_rows, num_heads, value_dim]; a value that a row does not see takes no part, be it finite or not."""
+    values = values.repeat_interleave(weights.shape[0] // values.shape[1], dim=1).to(weights.dtype)
+    rows = [
+        torch.einsum("hk,khd->hd", weights[:, row, seen], values[seen]) for row, seen in enumerate(visible.unbind(0))
+    ]
+    return torch.stack(rows)

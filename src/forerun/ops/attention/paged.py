@@ -93,10 +93,13 @@ class PagedPass:
         kv.key.index_copy_(0, self.batch.slot_mapping, key)
         kv.value.index_copy_(0, self.batch.slot_mapping, value)
         num_rows, num_heads = query.shape[:2]
+        # (Not asked on a GPU, which would have to be waited for.)
+        all_finite = value.is_cuda or num_rows == 1 or bool(value.isfinite().all())
+        attend = attend_dense if all_finite else _attend_apart_from_infinities
         output: Tensor | None = None
         for group in self.groups:
             seen = group.seen_keys(window)
-            rows = attend_dense(
+            rows = attend(
                 group.take_rows(query),
                 seen.gather(kv.key),
                 seen.gather(kv.value),
@@ -159,6 +162,26 @@ def attend_dense(
         output = torch.matmul(_softmax(scores, sinks).to(value.dtype), value)
     unfolded = output.reshape(batch, num_kv_heads, rows, group, value_dim).transpose(1, 2)
     return unfolded.reshape(batch, rows, num_heads, value_dim)
+
+
+def _attend_apart_from_infinities(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    mask: Tensor | None,
+    scale: float,
+    soft_cap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """`attend_dense` where values may be infinite or NaN: what sees one is NaN, and no other row, though zero times it is."""
+    wild = ~value.isfinite()
+    value = value.masked_fill(wild, 0.0)
+    rows = attend_dense(query, key, value, mask=mask, scale=scale, soft_cap=soft_cap, sinks=sinks)
+    seen = wild.any(dim=1, keepdim=True)
+    if mask is not None:
+        seen = torch.einsum("brc,bchd->brhd", mask.float(), wild.float()) > 0.0
+    return rows.masked_fill(seen.repeat_interleave(query.shape[2] // value.shape[2], dim=2), float("nan"))
 
 
 def _capped_scores(query: Tensor, key: Tensor, *, scale: float, soft_cap: float | None) -> Tensor:

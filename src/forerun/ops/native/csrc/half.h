@@ -63,4 +63,19 @@ inline bf16 narrow(float value) {
     return static_cast<bf16>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
+inline bool is_finite(bf16 value) { return (value & 0x7fff) < 0x7f80; }
+inline bool is_finite(fp16 value) { return (value.bits & 0x7fff) < 0x7c00; }
+inline bool is_finite(float value) {
+    uint32_t bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    return (bits & 0x7fffffffu) < 0x7f800000u;
+}
+
+template <class Stored>
+bool are_finite(const Stored* values, int64_t count) {
+    bool all = true;
+    for (int64_t i = 0; i < count; ++i) all &= is_finite(values[i]);
+    return all;
+}
+
 }  // namespace forerun

@@ -112,13 +112,36 @@ void finish_heads(float* heads, int num_heads, int head_dim, const float* weight
     store_row(heads, count, out);
 }
 
+// Whether a row of a chain's item computes with a value that is no finite number and lies behind its own place: its weight is zero,
+// but the product is not.
+template <class Stored>
+bool meets_unseen_infinity(const AttentionItem& item, const Pass& pass, const AttentionShape& shape, const Stored* value) {
+    if (item.sequence->tree_mask) return false;  // its nodes read their own
+    for (int64_t row = item.first_row + 1; row < item.last_row; ++row) {
+        const int64_t slot = pass.slots[item.sequence->first_row + row];
+        if (!are_finite(value + (slot * shape.num_kv_heads + item.kv_head) * shape.value_dim, shape.value_dim)) return true;
+    }
+    return false;
+}
+
 // Shares out attention's items and computes them into rows of `out_width`; to be called by every member.
 template <class Stored>
 void attend_items(const Pass& pass, const AttentionShape& shape, const Stored* query, const Stored* key,
                   const Stored* value, const std::vector<AttentionItem>& items, std::atomic<size_t>& next,
                   AttentionScratch& scratch, Stored* out, int64_t out_width) {
     const auto attend_by = [&](auto block) {
-        for (size_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < items.size();) block.attend(items[i], out);
+        for (size_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < items.size();) {
+            AttentionItem item = items[i];
+            if (!meets_unseen_infinity(item, pass, shape, value)) {
+                block.attend(item, out);
+                continue;
+            }
+            for (int64_t row = items[i].first_row; row < items[i].last_row; ++row) {
+                item.first_row = row;
+                item.last_row = row + 1;
+                block.attend(item, out);
+            }
+        }
     };
 #if defined(__AMX_BF16__)
     const Matrices until_all_are_done;

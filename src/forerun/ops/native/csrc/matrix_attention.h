@@ -11,7 +11,7 @@
 // An instruction adds up the products of sixteen places before it adds them to an output. So it is always the same sixteen, from
 // a multiple of sixteen on; a place that a row does not see has the weight zero and any finite value. As the instructions take
 // numbers below the smallest normal one for zero, and zeros of either sign come of it, each output gets a zero added at last.
-// (A value that is not finite makes its pair of dimensions NaN, in the rows that see it.)
+// (A value that is not finite makes its pair of dimensions NaN, in the rows that see it; others do not meet it: layer.h.)
 #pragma once
 
 #if defined(__AMX_BF16__)
