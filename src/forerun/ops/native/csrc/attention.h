@@ -149,9 +149,19 @@ struct AttentionScratch {
     }
 };
 
-// Lists the items of a pass and makes the scratch memory of each member of the team large enough for all of them.
+// The items of a pass. A member takes so many `together`: all that read the same places of a text, as the keys of one head lie
+// between those of the others and come with them from memory; single ones where there is too little work for that.
+struct AttentionPlan {
+    std::vector<AttentionItem> items;
+    size_t together;
+};
+
+constexpr size_t kTurnsOfMember = 4;  // that each member gets at least, so that none waits long for the others at the end
+
+// Plans a pass and makes the scratch memory of each member of the team large enough for all its items.
 inline void plan_attention(const Pass& pass, const AttentionShape& shape, const ItemShare& share,
-                           std::vector<AttentionScratch>& members, std::vector<AttentionItem>& items) {
+                           std::vector<AttentionScratch>& members, AttentionPlan& plan) {
+    std::vector<AttentionItem>& items = plan.items;
     items.clear();
     int64_t mask_width = 0, number = 0;
     const int64_t together = rows_together(pass, shape, share);
@@ -171,6 +181,8 @@ inline void plan_attention(const Pass& pass, const AttentionShape& shape, const 
             }
         }
     }
+    const auto heads_of_part = static_cast<size_t>((shape.num_heads + heads - 1) / heads);
+    plan.together = items.size() >= kTurnsOfMember * members.size() * heads_of_part ? heads_of_part : 1;
     for (AttentionScratch& scratch : members) scratch.reserve(shape.value_dim, mask_width);
 }
 

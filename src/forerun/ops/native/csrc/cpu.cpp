@@ -162,10 +162,10 @@ void attention(const Pass& pass, const AttentionShape& shape, const void* query,
                     value_width * sizeof(Stored));
     }
     auto& members = process->space.attention;
-    plan_attention(pass, shape, all_items(shape, members.size()), members, process->space.items);
+    plan_attention(pass, shape, all_items(shape, members.size()), members, process->space.attention_plan);
     std::atomic<size_t> next{0};
     process->team->run([&](int member) {
-        attend_items<Stored>(pass, shape, static_cast<const Stored*>(query), keys, values, process->space.items, next,
+        attend_items<Stored>(pass, shape, static_cast<const Stored*>(query), keys, values, process->space.attention_plan, next,
                              process->space.attention[member], static_cast<Stored*>(out),
                              static_cast<int64_t>(shape.num_heads) * shape.value_dim);
     });

@@ -47,7 +47,7 @@ struct Workspace {
     Buffer<float> qkv, update;
     std::vector<AttentionScratch> attention;  // of each member of the team
     std::vector<Buffer<uint8_t>> scratch;  // of each member, for products
-    std::vector<AttentionItem> items;
+    AttentionPlan attention_plan;
     std::vector<CandidateList> candidates;  // of each member and row
 
     void begin_for(int num_members) {
@@ -127,21 +127,20 @@ bool meets_unseen_infinity(const AttentionItem& item, const Pass& pass, const At
 // Shares out attention's items and computes them into rows of `out_width`; to be called by every member.
 template <class Stored>
 void attend_items(const Pass& pass, const AttentionShape& shape, const Stored* query, const Stored* key,
-                  const Stored* value, const std::vector<AttentionItem>& items, std::atomic<size_t>& next,
+                  const Stored* value, const AttentionPlan& plan, std::atomic<size_t>& next,
                   AttentionScratch& scratch, Stored* out, int64_t out_width) {
     const auto attend_by = [&](auto block) {
-        for (size_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < items.size();) {
-            AttentionItem item = items[i];
-            if (!meets_unseen_infinity(item, pass, shape, value)) {
-                block.attend(item, out);
-                continue;
+        const auto attend = [&](const AttentionItem& item) {
+            if (!meets_unseen_infinity(item, pass, shape, value)) return block.attend(item, out);
+            AttentionItem alone = item;
+            for (int64_t row = item.first_row; row < item.last_row; ++row) {
+                alone.first_row = row;
+                alone.last_row = row + 1;
+                block.attend(alone, out);
             }
-            for (int64_t row = items[i].first_row; row < items[i].last_row; ++row) {
-                item.first_row = row;
-                item.last_row = row + 1;
-                block.attend(item, out);
-            }
-        }
+        };
+        for (size_t first; (first = next.fetch_add(plan.together, std::memory_order_relaxed)) < plan.items.size();)
+            for (size_t i = first; i < std::min(first + plan.together, plan.items.size()); ++i) attend(plan.items[i]);
     };
 #if defined(__AMX_BF16__)
     const Matrices until_all_are_done;
@@ -220,7 +219,7 @@ class LayerCall {
         qkv_ = Workspace::grown(space.qkv, rows * layer.qkv.outputs);
         if (layer.attention_out || layer.mlp_out) update_ = Workspace::grown(space.update, last_rows * layer.width);
         for (const Weight* weight : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down}) space.grow_scratch(*weight, rows);
-        plan_attention(wanted.pass, layer.attention, all_items(layer.attention, space.attention.size()), space.attention, space.items);
+        plan_attention(wanted.pass, layer.attention, all_items(layer.attention, space.attention.size()), space.attention, space.attention_plan);
     }
 
     void run() {
@@ -240,7 +239,7 @@ class LayerCall {
         });
         write_heads(member);
         if (!last_rows) return;
-        attend_items<Stored>(wanted_.pass, layer_.attention, queries_, key_, value_, space_.items, next_item_,
+        attend_items<Stored>(wanted_.pass, layer_.attention, queries_, key_, value_, space_.attention_plan, next_item_,
                              space_.attention[member], attended_, layer_.output.inputs);
         team_.barrier();
         add_projection(member, layer_.output, attended_, starts_in_out() ? out_ : hidden_, layer_.attention_out);

@@ -36,7 +36,7 @@ class ShardedLayerCall {
         activated_ = static_cast<Stored*>(exchange.activated);
         for (const Weight* weight : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down}) space.grow_scratch(*weight, rows);
         const ItemShare share{shard.num_kv_heads, exchange.num_ranks, shard.first_part, shard.end_part, exchange.num_threads};
-        plan_attention(pass, layer.attention, share, space.attention, space.items);
+        plan_attention(pass, layer.attention, share, space.attention, space.attention_plan);
     }
 
     void run() {
@@ -63,7 +63,7 @@ class ShardedLayerCall {
         }
         write_heads(member);
         team_.barrier();
-        attend_items<Stored>(pass_, layer_.attention, queries_, key_, value_, space_.items, next_item_,
+        attend_items<Stored>(pass_, layer_.attention, queries_, key_, value_, space_.attention_plan, next_item_,
                              space_.attention[member], attended_ + shard_.first_head * layer_.attention.value_dim,
                              layer_.output.inputs);
         exchange(member, ++turn);
