@@ -119,6 +119,27 @@ def test_no_drafter_is_asked_where_another_row_costs_as_much_as_it_can_bring():
     assert AdaptiveLength(8).draft_limit(4) == 8
 
 
+@pytest.mark.parametrize("num_sequences", [16, 32])
+def test_drafters_are_asked_where_many_rows_share_what_the_first_one_is_dearer(num_sequences):
+    jump = {f"at_{num_sequences}": 0.3}  # so that the next row alone would have to bring five tokens or more
+    control = AdaptiveLength(8, costs=straight(1.0, 0.001, **jump))
+    assert control.draft_limit(num_sequences) == 8
+    assert control.min_survival < 0.2
+    drafts = [draft_of([0.8, 0.5])] * num_sequences
+    chosen = {"num_rows": num_sequences, "num_sequences": num_sequences, "num_context_tokens": 0}
+    assert control.choose(drafts, **chosen) == [2] * num_sequences
+    # Too few stood to pay for the jump: drafters are asked again, for what pays for it once more.
+    assert control.choose([draft_of([0.05])] * num_sequences, **chosen) == [0] * num_sequences
+    assert control.draft_limit(num_sequences) == 8
+    assert control.min_survival < 0.2
+
+
+def test_no_drafter_is_asked_where_a_jump_costs_more_than_all_rows_can_bring():
+    control = AdaptiveLength(1, costs=straight(1.0, 0.001, at_16=1.1))
+    assert control.draft_limit(16) == 0
+    assert control.draft_limit(15) == 1  # one row, before the jump
+
+
 def test_rare_chances_are_not_drafted_where_rows_are_dear():
     control = AdaptiveLength(8, costs=straight(1.0, 0.25))
     control.choose([draft_of([0.9, 0.2])] * 8, num_rows=8, num_sequences=8, num_context_tokens=0)

@@ -26,6 +26,11 @@ SLACK = 0.5
 
 LEAST_SURVIVAL = 0.01
 
+MOST_SHARING = 64
+"""Rows that may share the price of a jump of the costs."""
+
+COUNTS = np.arange(1.0, MOST_SHARING + 1.0)
+
 AVERAGED_OVER = 64  # steps, in the running gain of drafting
 FIRST_PAUSE, LONGEST_PAUSE = 32, 1024  # steps without drafting after it did not pay
 
@@ -169,11 +174,11 @@ class AdaptiveLength:
 
     def draft_limit(self, batch_size: int) -> int:
         """All that may be verified; nothing in a pause, or where no row can pay."""
-        first_price = self._first_row_price(batch_size)
-        self._price, self._last_price = self._last_price or first_price, None
+        least_price = batch_size / self.costs.of_rows(batch_size) * self._cheapest_row(batch_size)
+        self._price, self._last_price = self._last_price or least_price, None
         if self._pause.num_left:
             return 0
-        if first_price < SURE_GAIN or self._is_unknown(batch_size + _more(batch_size), batch_size):
+        if least_price < SURE_GAIN or self._is_unknown(batch_size + _more(batch_size), batch_size):
             return self.num_speculative_tokens
         return 0
 
@@ -243,9 +248,18 @@ class AdaptiveLength:
 
     def _row_price(self, rate: float, num_rows: int, *, num_drafted: int) -> float:
         """The tokens that one more row has to bring: before a jump of the costs that of the last row, as the next one alone is dear."""
+        if not num_drafted:
+            return rate * self._cheapest_row(num_rows)
         of_rows = self.costs.of_rows
-        next_cost = of_rows(num_rows + 1) - of_rows(num_rows)
-        return rate * (min(next_cost, of_rows(num_rows) - of_rows(num_rows - 1)) if num_drafted else next_cost)
+        return rate * min(of_rows(num_rows + 1) - of_rows(num_rows), of_rows(num_rows) - of_rows(num_rows - 1))
+
+    def _cheapest_row(self, num_rows: int) -> float:
+        """What a drafted row costs at least beside so many, be it one of several: those behind a jump of the costs share it."""
+        most = min(MOST_SHARING, num_rows * self.num_speculative_tokens)
+        if not most:
+            return math.inf
+        costs = self.costs.between(num_rows, num_rows + most + 1)
+        return float(((costs[1:] - costs[0]) / COUNTS[:most]).min())
 
     def _survival(self, draft: Draft) -> tuple[float, ...]:
         if draft.survival is not None or not draft.token_ids:
@@ -256,12 +270,6 @@ class AdaptiveLength:
         """Costs of a step with 0 to `num_drafted` + 1 drafted rows, drafting included."""
         first, last = step.num_rows, step.num_rows + num_drafted + 2
         return self.costs.between(first, last) + (step.beside + self._draft_cost(step.num_sequences))
-
-    def _first_row_price(self, batch_size: int) -> float:
-        """The tokens that the first drafted row has to bring in a step of `batch_size` sequences."""
-        of_rows = self.costs.of_rows
-        plain = of_rows(batch_size)
-        return batch_size * (of_rows(batch_size + 1) - plain) / plain
 
     def _draft_cost(self, num_sequences: int) -> float:
         return num_sequences * self._draft_seconds / self.costs.unit if self.costs.unit else 0.0
