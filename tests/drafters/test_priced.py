@@ -92,6 +92,24 @@ def test_it_is_left_out_when_it_is_wrong_and_tried_again_later():
     assert len(drafter.asked) > num_asked
 
 
+def test_it_is_left_out_where_verifying_costs_as_much_as_its_tokens_bring():
+    """One token of three stands: enough for a time of its own that is next to nothing, not for a row of the target's too."""
+
+    def num_asked_of_last_steps(least_chance):
+        priced, drafter = make(seconds=0.00001)
+        (one,) = started(priced)
+        for step in range(FORGOTTEN_AFTER - 1):
+            if step == FORGOTTEN_AFTER - 51:
+                drafter.asked.clear()
+            priced.propose([DraftRequest(one, 8, 8, min_survival=least_chance)], [NO_DRAFT], {})
+            drafter.clock.now += STEP
+            one.output_ids += [7, 5] if step % 3 == 0 else [5]
+        return len(drafter.asked)
+
+    assert num_asked_of_last_steps(0.02) == 50
+    assert num_asked_of_last_steps(0.5) == 0
+
+
 def test_it_is_left_out_when_it_becomes_slow():
     priced, drafter = make(seconds=0.001)
     sequences = started(priced)

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Listing
 from dataclasses import dataclass
+from itertools import accumulate
 from statistics import median_low
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -47,13 +48,20 @@ LONGEST_STEP = 60.0  # seconds; a longer time between two steps is no step
 class Expected(NamedTuple):
     """What to expect of a chain at one depth: the tokens that it adds there, and the chance that it is drafted so deep.
 
-    `gain` and `rows` are the sums of both down to this depth.
+    `rows` is the sum of the latter down to this depth.
     """
 
     added: float
     drafted: float
-    gain: float
     rows: float
+
+
+def net_gains(expected: Listing[Expected], least_chance: float) -> list[float]:
+    """The tokens that a chain adds down to each depth, less what verifying them is worth at least.
+
+    A row of the target's pass has its price, too: a token that stands more rarely than `least_chance` is not worth one.
+    """
+    return list(accumulate(max(0.0, at_depth.added - least_chance * at_depth.drafted) for at_depth in expected))
 
 
 class AddedTokens:
@@ -89,14 +97,13 @@ class AddedTokens:
         return found
 
     def _expect(self, of_class: int) -> Iterator[Expected]:
-        hope, least, gain, rows = 1.0, 1.0, 0.0, 0.0
+        hope, least, rows = 1.0, 1.0, 0.0
         for added, drafted, asked in self._counts[of_class]:
             hope *= HOPE
             least = min(least, (added + hope * HOPE_WEIGHT) / (asked + HOPE_WEIGHT))
             share = (drafted + HOPE_WEIGHT) / (asked + HOPE_WEIGHT)
-            gain += least
             rows += share
-            yield Expected(least, share, gain, rows)
+            yield Expected(least, share, rows)
 
 
 @dataclass(slots=True)
@@ -250,11 +257,13 @@ class PricedDrafter:
     def _worth_asking(self, requests: Listing[DraftRequest], free_tokens: Listing[float]) -> tuple[list[int], int]:
         """Which requests to ask for, and how deep: where the tokens gained, less the price of the time, are most.
 
+        What verifying costs is the same for all requests of a step: `min_survival`.
         Chains whose margins are known end by themselves, so that they are asked for as deep as they may be.
         """
         price, num_passes = self._price(), 0.0
         best: tuple[float, list[int], int] = (0.0, [], 0)
         expected = [self._added.expected(free) for free in free_tokens]
+        gains_of = {id(of_class): net_gains(of_class, requests[0].min_survival) for of_class in expected}
         to_read = [price * self._num_to_read(request) / PAID_OFF_OVER for request in requests]
         for depth in range(self.max_depth):
             num_passes += min(1.0, sum([of_sequence[depth].drafted for of_sequence in expected]))
@@ -262,7 +271,7 @@ class PricedDrafter:
                 continue
             worth, paying = -price * num_passes * PASS_ROWS, []
             for i, of_sequence in enumerate(expected):
-                gain = of_sequence[depth].gain - price * of_sequence[depth].rows - to_read[i]
+                gain = gains_of[id(of_sequence)][depth] - price * of_sequence[depth].rows - to_read[i]
                 if gain > 0.0:
                     worth += gain
                     paying.append(i)
