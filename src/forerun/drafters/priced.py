@@ -57,7 +57,7 @@ class Expected(NamedTuple):
 
 
 def net_gains(expected: Listing[Expected], least_chance: float) -> list[float]:
-    """The tokens that a chain adds down to each depth, less what verifying them is worth at least.
+    """The tokens that a chain adds down to each depth, less what verifying them costs at least.
 
     A row of the target's pass has its price, too: a token that stands more rarely than `least_chance` is not worth one.
     """
@@ -263,7 +263,8 @@ class PricedDrafter:
         price, num_passes = self._price(), 0.0
         best: tuple[float, list[int], int] = (0.0, [], 0)
         expected = [self._added.expected(free) for free in free_tokens]
-        gains_of = {id(of_class): net_gains(of_class, requests[0].min_survival) for of_class in expected}
+        classes = {id(of_class): of_class for of_class in expected}
+        gains_of = {key: net_gains(of_class, requests[0].min_survival) for key, of_class in classes.items()}
         to_read = [price * self._num_to_read(request) / PAID_OFF_OVER for request in requests]
         for depth in range(self.max_depth):
             num_passes += min(1.0, sum([of_sequence[depth].drafted for of_sequence in expected]))

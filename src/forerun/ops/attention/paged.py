@@ -95,19 +95,23 @@ class PagedPass:
         num_rows, num_heads = query.shape[:2]
         # (Not asked on a GPU, which would have to be waited for.)
         all_finite = value.is_cuda or num_rows == 1 or bool(value.isfinite().all())
-        attend = attend_dense if all_finite else _attend_apart_from_infinities
         output: Tensor | None = None
         for group in self.groups:
             seen = group.seen_keys(window)
-            rows = attend(
+            values = seen.gather(kv.value)
+            wild = None if all_finite else ~values.isfinite()  # zero times these is no number
+            rows = attend_dense(
                 group.take_rows(query),
                 seen.gather(kv.key),
-                seen.gather(kv.value),
+                values if wild is None else values.masked_fill(wild, 0.0),
                 mask=seen.mask,
                 scale=scale,
                 soft_cap=soft_cap,
                 sinks=sinks,
             )
+            if wild is not None:
+                meets = _rows_that_see(wild, seen.mask).repeat_interleave(num_heads // values.shape[2], dim=2)
+                rows = rows.masked_fill(meets, float("nan"))
             if group.is_whole_batch:
                 return rows.flatten(0, 1)
             if output is None:
@@ -164,24 +168,11 @@ def attend_dense(
     return unfolded.reshape(batch, rows, num_heads, value_dim)
 
 
-def _attend_apart_from_infinities(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    mask: Tensor | None,
-    scale: float,
-    soft_cap: float | None,
-    sinks: Tensor | None,
-) -> Tensor:
-    """`attend_dense` where values may be infinite or NaN: what sees one is NaN, and no other row, though zero times it is."""
-    wild = ~value.isfinite()
-    value = value.masked_fill(wild, 0.0)
-    rows = attend_dense(query, key, value, mask=mask, scale=scale, soft_cap=soft_cap, sinks=sinks)
-    seen = wild.any(dim=1, keepdim=True)
-    if mask is not None:
-        seen = torch.einsum("brc,bchd->brhd", mask.float(), wild.float()) > 0.0
-    return rows.masked_fill(seen.repeat_interleave(query.shape[2] // value.shape[2], dim=2), float("nan"))
+def _rows_that_see(marked: Tensor, mask: Tensor | None) -> Tensor:
+    """Where a row sees a marked value [B, C, num_kv_heads, value_dim]: [B, R, num_kv_heads, value_dim], R = 1 without a mask."""
+    if mask is None:
+        return marked.any(dim=1, keepdim=True)
+    return torch.einsum("brc,bchd->brhd", mask.float(), marked.float()) > 0.0
 
 
 def _capped_scores(query: Tensor, key: Tensor, *, scale: float, soft_cap: float | None) -> Tensor:

@@ -219,7 +219,8 @@ class LayerCall {
         qkv_ = Workspace::grown(space.qkv, rows * layer.qkv.outputs);
         if (layer.attention_out || layer.mlp_out) update_ = Workspace::grown(space.update, last_rows * layer.width);
         for (const Weight* weight : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down}) space.grow_scratch(*weight, rows);
-        plan_attention(wanted.pass, layer.attention, all_items(layer.attention, space.attention.size()), space.attention, space.attention_plan);
+        plan_attention(wanted.pass, layer.attention, all_items(layer.attention, space.attention.size()), space.attention,
+                       space.attention_plan);
     }
 
     void run() {
