@@ -140,6 +140,19 @@ def test_no_drafter_is_asked_where_a_jump_costs_more_than_all_rows_can_bring():
     assert control.draft_limit(15) == 1  # one row, before the jump
 
 
+def test_drafters_are_asked_where_rows_are_cheap_beside_what_the_sequences_cost_anyway():
+    weights = [1.0, 0.06, *[0.0] * (len(PRIOR) - 4), 0.0, 0.001]
+    control = AdaptiveLength(8, costs=StepCosts(weights))
+    assert control.draft_limit(32) == 8  # nothing is in the KV cache
+    steep = AdaptiveLength(8, costs=StepCosts([0.0, *weights[1:]]))
+    assert steep.draft_limit(32) == 0  # rows alone: each has to bring as much as it costs
+    steep.observe(replace(record(num_accepted=0, draft_seconds=0.0, num_drafted=0), num_context_tokens=400))
+    assert steep.draft_limit(32) == 8
+    assert steep.min_survival < 0.2
+    drafts = [draft_of([0.8])] * 32
+    assert steep.choose(drafts, num_rows=32, num_sequences=32, num_context_tokens=32 * 400) == [1] * 32
+
+
 def test_rare_chances_are_not_drafted_where_rows_are_dear():
     control = AdaptiveLength(8, costs=straight(1.0, 0.25))
     control.choose([draft_of([0.9, 0.2])] * 8, num_rows=8, num_sequences=8, num_context_tokens=0)

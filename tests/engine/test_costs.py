@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from forerun.engine.costs import MATRIX_PRIOR, PRIOR, StepCosts
+from forerun.engine.costs import KNOWN_FOR, MATRIX_PRIOR, NUM_FIRST_STEPS, NUM_TRIALS, PRIOR, SEQUENCE, StepCosts
 
 ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 64, 128)
 FLAT = (1.0, 1.01, 1.04, 1.14, 1.28, 1.5, 2.15, 2.9, 5.6, 11.0)
@@ -102,3 +102,38 @@ def test_more_rows_never_cost_less_and_go_on_beyond_the_table():
 def test_impossible_weights_are_refused(weights):
     with pytest.raises(ValueError, match="finite"):
         StepCosts(weights)
+
+
+def test_what_cannot_save_time_leaves_its_place_to_the_others():
+    costs, rng = StepCosts(), random.Random(0)
+    steps = [(n * rows, n) for n in (1, 2, 4, 8, 12, 16) for rows in (1, 2, 3)]
+
+    def seconds(num_rows, num_sequences):  # sequences seem to save time, as their rows cost less the more there are
+        return 0.01 * (1 + 0.2 * num_rows - 0.1 * num_sequences)
+
+    for _ in range(600):
+        num_rows, num_sequences = rng.choice(steps)
+        taken = seconds(num_rows, num_sequences)
+        costs.observe(num_rows=num_rows, num_sequences=num_sequences, num_context_tokens=0, seconds=taken)
+    assert costs.weights[SEQUENCE] == 0.0
+    for num_rows, num_sequences in ((16, 16), (12, 12), (24, 8)):
+        found = costs.unit * (costs.of_rows(num_rows) + costs.beside_rows(num_sequences, 0))
+        assert found == pytest.approx(seconds(num_rows, num_sequences), rel=0.25)
+
+
+def test_what_a_kind_of_step_costs_is_known_for_a_while():
+    costs = StepCosts()
+
+    def observe(num_rows, num_steps):
+        for _ in range(num_steps):
+            costs.observe(num_rows=num_rows, num_sequences=1, num_context_tokens=0, seconds=0.01)
+
+    observe(1, NUM_FIRST_STEPS + NUM_TRIALS - 1)
+    assert not costs.knows(1, 1)
+    observe(1, 1)
+    assert costs.knows(1, 1)
+    assert not costs.knows(4, 1)
+    observe(4, KNOWN_FOR - 1)
+    assert costs.knows(1, 1)
+    observe(4, 1)
+    assert not costs.knows(1, 1)

@@ -41,7 +41,6 @@ NUM_COMPARED = STATIC_LENGTHS[-1] + 1
 """The nodes of a draft that are told apart: the last one stands for all behind the longest fixed length."""
 
 TRIED_EVERY = 16  # steps: how often more or fewer rows are verified than seem best, where their cost is not known yet
-NUM_TRIALS = 3  # of about as many rows and sequences
 
 INTERRUPTED = 20.0
 """A step that takes so many times a plain one's time has been interrupted, or the clock has jumped."""
@@ -162,6 +161,7 @@ class AdaptiveLength:
         self._account = _Account()
         self._last_price: float | None = None  # of one more row, in tokens, in the step that is planned
         self._price = 0.0  # about that of the next step
+        self._context = 0.0  # tokens of a sequence in the KV cache, at the last step without prompts
         self._num_choices = 0
         self._next_trial = TRIED_EVERY
         self._draft_seconds = 0.0  # of a sequence's draft, running mean
@@ -174,7 +174,9 @@ class AdaptiveLength:
 
     def draft_limit(self, batch_size: int) -> int:
         """All that may be verified; nothing in a pause, or where no row can pay."""
-        least_price = batch_size / self.costs.of_rows(batch_size) * self._cheapest_row(batch_size)
+        costs, num_context_tokens = self.costs, round(batch_size * self._context)
+        plain = costs.of_rows(batch_size) + costs.beside_rows(batch_size, num_context_tokens)
+        least_price = batch_size / plain * self._cheapest_row(batch_size)
         self._price, self._last_price = self._last_price or least_price, None
         if self._pause.num_left:
             return 0
@@ -184,8 +186,7 @@ class AdaptiveLength:
 
     def _is_unknown(self, num_rows: int, num_sequences: int) -> bool:
         """Whether it is time to find out what so many rows cost."""
-        is_time = self.costs.num_steps >= self._next_trial
-        return is_time and self.costs.num_steps_like(num_rows, num_sequences) < NUM_TRIALS
+        return self.costs.num_steps >= self._next_trial and not self.costs.knows(num_rows, num_sequences)
 
     def _to_try(self, best: int, num_drafted: int, step: _Undrafted) -> int:
         """The number of nodes to verify: `best`, or now and then none, or some more, where nobody knows what that costs."""
@@ -289,6 +290,7 @@ class AdaptiveLength:
         num_sequences = len(record.verified)
         if not num_sequences or record.num_rows != num_sequences + num_drafted:  # prompts were read, too
             return
+        self._context = record.num_context_tokens / num_sequences
         costs, times = self.costs, record.times
         seconds = times.spent
         if not 0.0 < seconds < math.inf:  # a clock that jumps

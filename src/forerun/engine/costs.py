@@ -30,11 +30,14 @@ GPU_PRIOR = (0.98, 0.0015, 0.0, 0.0, 0.001, 0.001, 0.0, 0.03, 0.04, 0.002, 0.000
 PRIORS = {"amx": MATRIX_PRIOR, "triton": GPU_PRIOR, "triton, products by torch": GPU_PRIOR}
 """By the name of the kernels, of those for a CPU their level; others have `PRIOR`."""
 
-PRIOR_DEVIATION = (0.3, 0.05, 0.05, 0.05, 0.05, 0.03, 0.03, 0.05, 0.1, 0.03, 0.0002)
-"""How far each of these may be off."""
+PRIOR_DEVIATION = (0.3, 0.05, 0.05, 0.05, 0.05, 0.03, 0.03, 0.005, 0.005, 0.03, 0.0002)
+"""How far each of these may be off, a jump also by half of itself.
 
-LEAST_JUMP_DEVIATION = 0.005
-"""While an engine runs: one that sees few numbers of rows would take the noise of their times for jumps that its kernels have not."""
+A small jump by little: an engine that sees few numbers of rows would take the noise of their times for jumps that its
+kernels have not."""
+
+OF_JUMPS = slice(2 + len(KINKS), 2 + len(KINKS) + len(JUMPS))
+SEQUENCE, CONTEXT_TOKEN = -2, -1  # places of their weights
 
 NOISE = 0.1
 """Relative deviation of a step's time from what it costs: other programs, interrupts."""
@@ -45,14 +48,18 @@ FORGETTING = 0.03  # weight of a step in its bin, once the bin has seen many
 LEVEL_WEIGHT = 0.05  # of a step in the running speed of the machine
 MOST_BIN_WEIGHT = 30.0
 FITTED_EVERY = 32  # steps
+NUM_TRIALS, KNOWN_FOR = 3, 1024
+"""Steps of a kind after which its cost is known, and steps after the last of them until it no longer is: machines change."""
+
 EARLY_FITS = (4, 8, 16)
 
 
 @dataclass(slots=True)
 class _Bin:
-    """Steps of about as many rows and sequences: how many, and their means."""
+    """Steps of about as many rows and sequences: how many, the number of the last one, and their means."""
 
     num_steps: int
+    last_step: int
     rows: float
     sequences: float
     context: float
@@ -79,8 +86,7 @@ class StepCosts:
             raise ValueError(f"got weights {list(weights)!r:.200}; must be {len(PRIOR)} finite numbers")
         self._prior = np.array(weights, dtype=np.float64)
         self._deviation = np.array(PRIOR_DEVIATION)
-        jumps = slice(2 + len(KINKS), 2 + len(KINKS) + len(JUMPS))
-        self._deviation[jumps] = np.maximum(LEAST_JUMP_DEVIATION, 0.5 * np.abs(self._prior[jumps]))
+        self._deviation[OF_JUMPS] = np.maximum(self._deviation[OF_JUMPS], 0.5 * np.abs(self._prior[OF_JUMPS]))
         self._bins: dict[tuple[int, int], _Bin] = {}
         self._first: list[float] = []  # of the first steps, seconds over predicted cost
         self._unit = 0.0  # seconds of a step of cost 1, as the machine runs now; 0: not known yet
@@ -114,10 +120,10 @@ class StepCosts:
         """The part that depends on who takes part, not on how much is drafted."""
         return self._per_sequence * num_sequences + self._per_context_token * num_context_tokens
 
-    def num_steps_like(self, num_rows: int, num_sequences: int) -> int:
-        """How many steps of about as many rows and sequences were observed."""
+    def knows(self, num_rows: int, num_sequences: int) -> bool:
+        """Whether a few steps of about as many rows and sequences were observed, the last one not long ago."""
         found = self._bins.get((_bucket(num_rows), _bucket(num_sequences)))
-        return 0 if found is None else found.num_steps
+        return found is not None and found.num_steps >= NUM_TRIALS and self.num_steps - found.last_step <= KNOWN_FOR
 
     def observe(self, *, num_rows: int, num_sequences: int, num_context_tokens: int, seconds: float) -> None:
         """Learn from a step without prompt rows."""
@@ -141,9 +147,10 @@ class StepCosts:
         key = _bucket(num_rows), _bucket(num_sequences)
         found = self._bins.get(key)
         if found is None:
-            self._bins[key] = _Bin(1, num_rows, num_sequences, num_context_tokens, cost)
+            self._bins[key] = _Bin(1, self.num_steps, num_rows, num_sequences, num_context_tokens, cost)
             return
         found.num_steps += 1
+        found.last_step = self.num_steps
         weight = max(1.0 / found.num_steps, FORGETTING)
         found.rows += weight * (num_rows - found.rows)
         found.sequences += weight * (num_sequences - found.sequences)
@@ -159,15 +166,32 @@ class StepCosts:
         deviation = 1.0 / np.square(self._deviation)
         left = (features.T * precision) @ features + np.diag(deviation)
         right = (features.T * precision) @ costs + deviation * self._prior
-        self._use(np.linalg.solve(left, right))
+        self._use(_likeliest(left, right))
 
     def _use(self, weights: npt.NDArray[np.float64]) -> None:
         self._weights = weights
         self._curve = row_curve(weights, least=1e-3)
         by_rows: list[float] = self._curve.tolist()
         self._by_rows = by_rows
-        self._per_sequence = max(0.0, float(weights[-2]))
-        self._per_context_token = max(0.0, float(weights[-1]))
+        self._per_sequence = max(0.0, float(weights[SEQUENCE]))
+        self._per_context_token = max(0.0, float(weights[CONTEXT_TOKEN]))
+
+
+def _likeliest(left: npt.NDArray[np.float64], right: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """The weights that solve left @ weights = right, where no jump, no sequence and no token of context can save time.
+
+    One that would is left out and the others are solved for again, since theirs would make up for what it takes off.
+    """
+    can_save = np.ones(len(right), dtype=bool)
+    can_save[[*range(OF_JUMPS.start, OF_JUMPS.stop), SEQUENCE, CONTEXT_TOKEN]] = False
+    used = np.ones(len(right), dtype=bool)
+    while True:
+        weights = np.zeros(len(right))
+        weights[used] = np.linalg.solve(left[np.ix_(used, used)], right[used])
+        possible = can_save | (weights >= 0.0)
+        if possible.all():
+            return weights
+        used &= possible
 
 
 def row_curve(weights: npt.NDArray[np.float64], *, least: float) -> npt.NDArray[np.float64]:
