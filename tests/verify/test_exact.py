@@ -5,6 +5,7 @@ import itertools
 import pytest
 
 from forerun.core.draft import Draft
+from forerun.errors import RequestError
 from forerun.verify.base import Verdict
 from forerun.verify.block import traverse
 from forerun.verify.matching import match
@@ -50,6 +51,24 @@ def test_every_certain_draft_leaves_the_targets_distribution_exactly(judge, shap
     for token_ids in itertools.product(range(VOCAB_SIZE), repeat=len(shape)):
         certain = [(Draft(token_ids, shape), 1.0)]
         assert largest_error(judge, certain, TARGET, length=depth(shape) + 1) < 1e-9, token_ids
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("judge", [JUDGES["rejection"], JUDGES["block"]], ids=["rejection", "block"])
+def test_a_token_behind_which_the_rules_fail_is_as_likely_as_the_target_has_it(judge, shape):
+    def target(path):
+        if path[-1:] == (1,):
+            raise RequestError("the rules fail")
+        return TARGET(path)
+
+    drafts = list(sampled_drafts(shape, DRAFTERS["random"], vocab_size=VOCAB_SIZE, replacement=True))
+    found = [0.0] * VOCAB_SIZE
+    for draft, drafted in drafts:
+        for verdict, weight in outcomes(judge, draft, target):
+            tokens = (*(draft.token_ids[node] for node in verdict.accepted), verdict.token_id)
+            assert 1 not in tokens[:-1]  # nothing is decided behind it
+            found[tokens[0]] += drafted * weight
+    assert found == pytest.approx(TARGET(()), abs=1e-9)
 
 
 @pytest.mark.parametrize("judge", [JUDGES["rejection"], JUDGES["block"]], ids=["rejection", "block"])

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from forerun.core.draft import Draft
 from forerun.verify.base import Verdict, Verifier
-from forerun.verify.judging import Chance, IndependentVerifier, Target
+from forerun.verify.judging import Chance, IndependentVerifier, Target, probs_where_rules_hold
 from forerun.verify.matching import is_settled_by_matching, match
 from forerun.verify.rejection import acceptance_ratio, excess
 
@@ -32,7 +33,7 @@ class _Place:
     """A node on the path under judgement.
 
     `reach` is the probability that the path stands at least up to here, given its tokens and what
-    was rejected before; `left` is what the target still wants after it.
+    was rejected before; `left` is what the target still wants after it [vocab_size], nothing where the rules fail there.
     """
 
     node: int
@@ -71,7 +72,10 @@ def traverse(draft: Draft, target: Target, chance: Chance) -> Verdict:
     children = draft.children()
 
     def enter(node: int, reach: float) -> _Place:
-        return _Place(node, reach, target.probs(node), children[node + 1])
+        left = probs_where_rules_hold(target, node)
+        if left is None:
+            return _Place(node, reach, torch.empty(0), [])
+        return _Place(node, reach, left, children[node + 1])
 
     path = [enter(-1, 1.0)]
     while True:
@@ -84,7 +88,10 @@ def traverse(draft: Draft, target: Target, chance: Chance) -> Verdict:
             else:
                 place.reject(child, draft)
         elif chance.accepts(place.node, place.reach):
-            return Verdict(tuple(p.node for p in path[1:]), chance.token(place.left))
+            accepted = tuple(p.node for p in path[1:])
+            if not len(place.left):
+                return Verdict(accepted[:-1], draft.token_ids[place.node])
+            return Verdict(accepted, chance.token(place.left))
         else:
             path.pop()
             path[-1].reject(place.node, draft)

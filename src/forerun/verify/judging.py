@@ -51,6 +51,22 @@ class Chance(Protocol):
         ...
 
 
+def probs_where_rules_hold(target: Target, node: int) -> Tensor | None:
+    """The target's distribution after `node`; None where the sampling rules fail after a drafted token.
+
+    Once chance has accepted that token it stands, and ends the step: the next one meets the failure where plain decoding
+    does. To judge again without the draft would make the token rarer than the target has it.
+    """
+    try:
+        return target.probs(node)
+    except GrammarNotReadyError:
+        raise
+    except ForerunError:
+        if node < 0:
+            raise
+        return None
+
+
 Judge = Callable[[Draft, Target, Chance], Verdict]
 """Decides which path of one draft stands, and the token after it; of an empty draft, what is left is the target's own token."""
 
@@ -59,8 +75,8 @@ Judge = Callable[[Draft, Target, Chance], Verdict]
 class IndependentVerifier:
     """A verifier that judges each sequence of a step alone, with `judge`.
 
-    Where the sampling rules raise at some node of a draft, the sequence is judged again without the draft, so that its
-    text goes on as in plain decoding; an error there ends the request.
+    Where `judge` lets an error of the sampling rules at some node of a draft pass, the sequence is judged again without the
+    draft, so that its text goes on as in plain decoding; an error there ends the request.
     """
 
     judge: Judge

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from forerun.core.draft import Draft
 from forerun.verify.base import Verdict, Verifier
-from forerun.verify.judging import Chance, IndependentVerifier, Target
+from forerun.verify.judging import Chance, IndependentVerifier, Target, probs_where_rules_hold
 from forerun.verify.matching import is_settled_by_matching, match
 
 
@@ -33,7 +33,9 @@ def reject(draft: Draft, target: Target, chance: Chance) -> Verdict:
     accepted: list[int] = []
     while True:
         place = accepted[-1] if accepted else -1
-        left = target.probs(place)
+        left = probs_where_rules_hold(target, place)
+        if left is None:
+            return Verdict(tuple(accepted[:-1]), draft.token_ids[place])
         for child in children[place + 1]:
             if chance.accepts(child, acceptance_ratio(left, draft, child)):
                 accepted.append(child)
