@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import forerun
-from forerun.core.processor import describe_processor
+from forerun.core.cpu_name import describe_processor
 from forerun.engine.costs import PRIOR
 from forerun.plan.deployment_plan import Layout
 from forerun.plan.deployment_planner import PlanningOptions, plan_deployment

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from forerun import SamplingParams
-from forerun.core.processor import describe_processor
+from forerun.core.cpu_name import describe_processor
 from forerun.engine.simulation import SimulationSettings, simulated_engine
 from forerun.engine.speculation import FixedLength
 from forerun.executor.simulated_text import ConditionalAcceptance

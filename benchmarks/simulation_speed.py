@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from forerun.core.processor import describe_processor
+from forerun.core.cpu_name import describe_processor
 from forerun.engine.simulation import SimulationSettings, linear_decode_seconds
 from forerun.engine.speculation import FixedLength
 from forerun.executor.simulated_text import ConditionalAcceptance

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forerun.core.processor import describe_processor
+from forerun.core.cpu_name import describe_processor
 from forerun.models.store import cache_folder
 
 GENERATE = [

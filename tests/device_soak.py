@@ -81,7 +81,7 @@ class Soak:
         for _ in range(2):  # what is in flight is applied, though nobody waits for it any more
             if self.llm.engine.has_work:
                 self.llm.engine.step()
-        if self.llm.engine.has_work or parts.scheduler.has_work:
+        if self.llm.engine.has_work or parts.scheduler.waiting or parts.scheduler.running:
             self.failures.append("something still runs")
         if parts.pool.num_free != parts.pool.num_blocks:
             self.failures.append(f"{parts.pool.num_blocks - parts.pool.num_free} blocks are held")

@@ -10,7 +10,7 @@ from transformers import DeepseekV3Config
 from forerun import LLM, SamplingParams
 from forerun.build import choose_arithmetic, load_target
 from forerun.config.settings import EngineSettings
-from forerun.core.processor import describe_processor
+from forerun.core.cpu_name import describe_processor
 from forerun.errors import ConfigError, ModelError, RequestError
 from forerun.models.decoder import TorchLayers
 from forerun.models.gguf.checkpoint import GGUFCheckpoint

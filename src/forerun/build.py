@@ -37,7 +37,7 @@ from forerun.config.speculative_config import (
     merge_deprecated,
     resolve_speculative,
 )
-from forerun.core.processor import describe_processor
+from forerun.core.cpu_name import describe_processor
 from forerun.core.stats import ExecutorInfo
 from forerun.drafters.base import Drafter, KeepsKV, KeepsPools, LooksUpNgrams, TargetInfo
 from forerun.drafters.guard import GuardedDrafter

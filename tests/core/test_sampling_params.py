@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+
+import numpy as np
 import pytest
 
 from forerun import SamplingParams
@@ -68,6 +71,18 @@ def test_a_bias_may_be_as_large_as_can_be_added_to_a_logit(bias):
 def test_an_unknown_keyword_names_the_one_that_was_meant():
     with pytest.raises(UnknownKeyError, match="did you mean 'temperature'"):
         SamplingParams(temprature=1.0)
+
+
+@pytest.mark.parametrize("seed", [-1, np.int64(-1), None])
+def test_a_seed_of_minus_one_is_none(seed):
+    assert SamplingParams(seed=seed).seed is None
+    assert SamplingParams(seed=-2).seed == -2
+
+
+@pytest.mark.parametrize("name", ["stop_token_ids", "allowed_token_ids"])
+@pytest.mark.parametrize("given", [[np.int64(3), 4], (np.uint8(3), np.int32(4))])
+def test_token_ids_of_numpy_become_pythons_own(name, given):
+    assert json.dumps(getattr(SamplingParams(**{name: given}), name)) == "[3, 4]"
 
 
 @pytest.mark.parametrize("speculation", ["on", 3, {"num_speculative_tokens": -1}, {"num_speculative_tokens": 1.5}])

@@ -107,6 +107,25 @@ def test_a_stop_string_is_found_across_the_place_where_a_text_goes_on():
         assert before.endswith(rest)
 
 
+def test_of_a_text_that_goes_on_only_new_tokens_have_origins_and_log_probabilities():
+    llm = tiny_llm()
+    request = EngineRequest(
+        request_id="a",
+        prompt_ids=PROMPT,
+        sampling=SamplingParams(max_tokens=6, ignore_eos=True, logprobs=0),
+        output_ids=[1, 2],
+    )
+    llm.engine.accept(request)
+    llm.engine.submit("a")
+    finished = []
+    while not finished:
+        finished = llm.engine.step().finished
+    (completion,) = finished[0].outputs
+    assert completion.token_ids[:2] == [1, 2]
+    assert len(completion.origins) == len(completion.logprobs) == len(completion.token_ids) - 2 == 4
+    assert all(token_id in row for token_id, row in zip(completion.token_ids[2:], completion.logprobs, strict=True))
+
+
 def test_the_end_token_ends_a_text_that_goes_on():
     llm = tiny_llm()
     settings = {"temperature": 1.0, "seed": 4, "max_tokens": 100, "logit_bias": {EOS: 2.0}}
@@ -120,6 +139,9 @@ def test_the_end_token_ends_a_text_that_goes_on():
     ("output_ids", "settings", "hint"),
     [
         ([VOCAB_SIZE], {}, "output_ids: got token id 97"),
+        ([1.5], {}, "output_ids: got .*must be a list of token ids"),
+        ("text", {}, "output_ids: got 'text'"),
+        (b"text", {}, "output_ids: got b'text'"),
         ([1] * 8, {"max_tokens": 8}, "must leave room"),
         ([1] * 113, {"max_tokens": None}, "must leave room"),
         ([1], {"n": 2, "temperature": 1.0}, "n > 1"),

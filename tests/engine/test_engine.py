@@ -261,6 +261,23 @@ def test_reset_stats_counts_failed_drafts_from_zero_again():
     assert llm.stats.num_failed_drafts == 0  # a request for one token has no room for drafts
 
 
+def test_reset_stats_counts_preemptions_and_the_prefix_cache_from_zero_again():
+    llm = tiny_llm(num_gpu_blocks_override=12, max_model_len=40, max_num_seqs=6)
+    names = ("vllm:num_preemptions", "vllm:prefix_cache_queries", "vllm:prefix_cache_hits")
+
+    def counts():
+        llm.generate([[*PROMPT, i, i] for i in range(6)], GREEDY, use_tqdm=False)
+        values = {metric.name: metric.value for metric in llm.get_metrics() if metric.name in names}
+        return [values[name] for name in names]
+
+    counts()
+    llm.reset_stats()
+    assert [llm.engine.state.num_preemptions, llm.engine.state.num_queried_tokens] == [0, 0]
+    again, both = counts(), counts()
+    assert min(again) > 0
+    assert both == [2 * count for count in again]
+
+
 class Mute(Stub):
     """Always fails."""
 

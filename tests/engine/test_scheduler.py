@@ -233,6 +233,17 @@ def test_prompt_logprobs_are_computed_in_bounded_steps_without_the_prefix_cache(
         scheduler.remove(generation)
 
 
+def test_prompts_with_logprobs_share_the_rows_of_a_step_and_all_go_on(monkeypatch):
+    monkeypatch.setattr(scheduler_module, "PROMPT_LOGPROB_ROWS", 8)
+    scheduler, pool = make(num_blocks=32, seqs=4, tokens=64)
+    waiting = [generation_of(pool, range(10 * i, 10 * i + 6), prompt_logprobs=0) for i in range(4)]
+    for generation in waiting:
+        scheduler.enqueue(generation)
+    assert step(scheduler) == [(0, 6, 0), (0, 3, 0), (0, 1, 0), (0, 1, 0)]
+    assert step(scheduler) == [(6, 1, 0), (3, 3, 0), (1, 5, 0), (1, 2, 0)]
+    assert step(scheduler) == [(7, 1, 0), (6, 1, 0), (6, 1, 0), (3, 3, 0)]
+
+
 @pytest.mark.parametrize("change", [{"index": 1}, {"output_ids": [1]}], ids=["a sibling", "prompt known already"])
 def test_who_needs_no_prompt_logits_uses_the_prefix_cache(change):
     scheduler, pool = make()
@@ -262,5 +273,5 @@ def test_removing_gives_every_block_back_wherever_the_sequence_is():
     plan_only(scheduler)
     for generation in (running, waiting, held, running):
         scheduler.remove(generation)
-    assert not scheduler.has_work
+    assert not [*scheduler.waiting, *scheduler.running]
     assert pool.num_free == pool.num_blocks

@@ -163,9 +163,9 @@ def test_a_delay_costs_a_step_at_the_end_and_nothing_else():
 
 
 @pytest.mark.parametrize("sampling", [{"logprobs": 1}, {"prompt_logprobs": 0}, {"structured_outputs": {"regex": "a"}}])
-def test_what_needs_logits_is_refused(sampling):
+def test_what_needs_logits_is_refused_by_its_name(sampling):
     engine = simulated_engine()
-    with pytest.raises(RequestError, match="has no logits"):
+    with pytest.raises(RequestError, match=f"^{next(iter(sampling))}: a simulation has no logits"):
         engine.add_request("a", [1, 2], SamplingParams(**sampling))
     assert not engine.has_work
     assert not drain(engine)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +13,8 @@ from forerun import SamplingParams
 from forerun.core.draft import Draft
 from tests.contract.drafters import Stub
 from tests.contract.test_contract import PROMPTS, TIGHT
-from tests.engines import engine_of, tiny_llm
+from tests.engines import engine_of, tiny_llm, tiny_target
+from tests.foreign import few_tokens
 
 
 class Learner(Stub):
@@ -123,3 +126,37 @@ def test_a_member_of_a_hybrid_learns_too():
     assert engine_of(llm).drafting.num_candidates == 5
     member = engine_of(llm).drafting.drafter._members[1].guarded.drafter
     assert len(member.shown) >= 3
+
+
+class Foreseeing(Learner):
+    """Drafts what the texts are, and learns."""
+
+    texts = ()
+
+    def draft(self, request):
+        text = request.sequence.tokens_from(0)
+        known = next((whole for whole in self.texts if whole[: len(text)] == text), text)
+        return Draft(tuple(known[len(text) :][: request.max_tokens]))
+
+
+@pytest.mark.parametrize("place", [1, 7], ids=["other tokens follow", "nothing follows"])
+def test_a_text_that_a_stop_string_has_cut_costs_no_draft_and_lends_its_rows_no_wrong_token(place):
+    """With a device the next step is begun before the engine has found the stop string in an accepted run."""
+    target = replace(tiny_target(), tokenizer=few_tokens())
+    whole = tiny_llm(target=target).generate(PROMPTS[:4], GREEDY, use_tqdm=False)
+    stop = target.tokenizer.decode(whole[0].outputs[0].token_ids[place : place + 1])
+    llm = tiny_llm({"method": Foreseeing, "num_speculative_tokens": 4}, target=target, device_step=True)
+    texts = [[*prompt, *output.outputs[0].token_ids] for prompt, output in zip(PROMPTS[:4], whole, strict=True)]
+    learner_of(llm).texts = texts
+    sampling = [replace(GREEDY, stop=[stop]), *[GREEDY] * 3]
+    outputs = llm.generate(PROMPTS[:4], sampling, use_tqdm=False)
+    while llm.engine.has_work:
+        llm.engine.step()
+    assert outputs[0].outputs[0].token_ids == whole[0].outputs[0].token_ids[: place + 1]
+    assert [one.outputs[0].token_ids for one in outputs[1:]] == [one.outputs[0].token_ids for one in whole[1:]]
+    assert llm.stats.num_failed_drafts == 0
+    pairs = {pair for text in texts for pair in itertools.pairwise([-1, *text])}
+    shown = set()
+    for rows in learner_of(llm).shown:
+        shown |= set(zip(rows.previous_ids.tolist(), rows.token_ids.tolist(), strict=True))
+    assert {pair for pair in shown if pair[0] >= 0} <= pairs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from itertools import pairwise
 
@@ -31,6 +32,7 @@ GRAMMAR = OneOf(TEXTS, vocab_size=VOCAB_SIZE)
 def under_grammar(model):
     """The model without the tokens that the grammar forbids."""
 
+    @functools.cache
     def probs(path):
         row = torch.tensor(model(path), dtype=torch.float64) * GRAMMAR.allowed((), path)
         return (row / row.sum()).tolist() if row.sum() else model(path)  # after the end anything goes

@@ -20,6 +20,7 @@ OTHER = {"begin": "<g>/é\U0001f600", "content": {"type": "const_string", "value
 CALL, OTHER_CALL = '<f>{"n":1}</f>', "<g>/é\U0001f600!"
 MARK = "<|im_start|>"
 ANY = {"type": "any_text"}
+MANY = {"type": "triggered_tags", "triggers": ["<f"], "tags": [TAG]}
 
 
 def const(text):
@@ -108,7 +109,8 @@ def test_free_text_goes_on_to_the_literal_text_after_it(form, good, bad):
 @pytest.mark.parametrize("end", ["</f>", ""])
 def test_a_tag_in_a_list_ends_where_what_follows_begins(kind, is_only, end):
     one = {"type": "tag", "begin": "<f>", "content": regex(r"(.|\n)*"), "end": end}
-    form = {"type": kind, "triggers": ["<f"], "separator": ",", "tags": [one], "stop_after_first": is_only}
+    own = {"triggers": ["<f"]} if kind == "triggered_tags" else {"separator": ","}
+    form = {"type": kind, "tags": [one], "stop_after_first": is_only} | own
     assert takes(tag(form), f"<a><f>x{end}</a>")
     assert not takes(tag(form), f"<a><f>x{end}")
 
@@ -167,6 +169,19 @@ def test_tags_stand_in_a_row(more, good, bad):
     assert [text for text in bad if takes(form, text)] == []
 
 
+@pytest.mark.parametrize(
+    "form",
+    [
+        JSON | {"style": "json"},
+        ANY | {"excludes": []},
+        {"type": "triggered_tags", "triggers": ["<f"], "tags": [TAG], "at_least_one": False, "stop_after_first": False, "excludes": []},
+        {"type": "tags_with_separator", "tags": [TAG], "separator": ",", "at_least_one": False, "stop_after_first": False},
+    ],
+)  # fmt: skip
+def test_what_xgrammar_writes_of_its_defaults_is_taken(form):
+    assert takes(form, '{"n":1}' if form["type"] == "json_schema" else "")
+
+
 def test_the_older_form_means_triggered_tags():
     old = {"structures": [{"begin": "<f>", "schema": SCHEMA, "end": "</f>"}], "triggers": ["<f"]}
     grammar = begin(structural_tag={"type": "structural_tag", **old})
@@ -196,6 +211,18 @@ def test_the_older_form_means_triggered_tags():
         ({"format": {"type": "triggered_tags", "triggers": [""], "tags": [TAG]}}, "none of them empty"),
         ({"format": {"type": "triggered_tags", "triggers": ["a"] * 65, "tags": [TAG]}}, "at most 64"),
         ({"format": {"type": "regex", "pattern": "("}}, "cannot be compiled"),
+        ({"type": "tag", "format": JSON}, "type must be structural_tag"),
+        ({"format": JSON, "formats": JSON}, "no key of structural_tag; did you mean 'format'"),
+        ({"format": JSON, "structures": []}, "no key of structural_tag"),
+        ({"structures": [], "triggers": ["<f"], "at_least_one": True}, "no key of structural_tag"),
+        ({"structures": [{"begin": "<f", "schema": {}, "end": "", "content": ANY}], "triggers": ["<f"]}, "no key of structure;"),
+        ({"format": MANY | {"stop_after_frist": True}}, "'stop_after_frist'; .*did you mean 'stop_after_first'"),
+        ({"format": MANY | {"tags": [TAG | {"ends": ""}]}}, "no key of tag; did you mean 'end'"),
+        ({"format": ANY | {"at_least_one": True}}, "no key of any_text"),
+        ({"format": MANY | {"at_least_one": "false"}}, "at_least_one of a triggered_tags must be false or true"),
+        ({"format": MANY | {"stop_after_first": 1}}, "stop_after_first of a triggered_tags must be false or true"),
+        ({"format": MANY | {"excludes": ["x"]}}, r"excludes of a triggered_tags must be \[\]"),
+        ({"format": JSON | {"style": "qwen_xml"}}, 'style of a json_schema must be "json"'),
     ],
 )  # fmt: skip
 def test_what_is_not_known_is_refused(tag, complaint):

@@ -31,6 +31,13 @@ def filled(pool, token_ids, salt=None):
     return table
 
 
+def num_immutable(table, pool):
+    """Leading blocks of a table that are in the prefix cache, which nobody writes."""
+    flags = [block in pool._cache for block in table.block_ids]
+    assert flags == sorted(flags, reverse=True)
+    return sum(flags)
+
+
 def state(table, pool):
     """All that a caller can see of a table and its pool."""
     references = [pool.num_references(block) for block in range(pool.num_blocks)]
@@ -38,7 +45,7 @@ def state(table, pool):
         list(table.block_ids),
         table.num_computed,
         table.capacity,
-        table.num_immutable_blocks,
+        num_immutable(table, pool),
         pool.num_free,
         references,
     )
@@ -97,15 +104,14 @@ def test_small_allocation_after_an_unused_large_one_takes_nothing():
 def test_immutable_blocks_are_the_full_ones(num_tokens):
     pool = make_pool()
     table = filled(pool, TOKENS[:num_tokens])
-    assert table.num_immutable_blocks == num_tokens // BLOCK
-    assert [pool.is_cached(block) for block in table.block_ids[: num_tokens // BLOCK]] == [True] * (num_tokens // BLOCK)
+    assert num_immutable(table, pool) == num_tokens // BLOCK
 
 
 @pytest.mark.parametrize("num_tokens", [1, 3, 5, 7])
 def test_partial_block_stays_mutable_with_one_holder(num_tokens):
     pool = make_pool()
     table = filled(pool, TOKENS[:num_tokens])
-    assert not pool.is_cached(table.block_ids[-1])
+    assert num_immutable(table, pool) == len(table.block_ids) - 1
     assert pool.num_references(table.block_ids[-1]) == 1
 
 
@@ -140,20 +146,22 @@ def test_commit_of_something_that_is_no_token_id_changes_nothing():
 
 
 def test_over_allocation_charges_only_what_is_committed():
-    table = filled(make_pool(), TOKENS[:4])
+    pool = make_pool()
+    table = filled(pool, TOKENS[:4])
     table.allocate(6)
     table.commit(TOKENS[4:6])
     assert table.num_computed == 6
-    assert table.num_immutable_blocks == 1
+    assert num_immutable(table, pool) == 1
     assert table.capacity >= 4
 
 
 def test_chunk_that_ends_the_prompt_and_begins_the_output_fills_blocks_as_any_other():
-    table = filled(make_pool(), TOKENS[:6])
+    pool = make_pool()
+    table = filled(pool, TOKENS[:6])
     table.allocate(3)
-    assert (table.num_immutable_blocks, len(table.block_ids)) == (1, 3)
+    assert (num_immutable(table, pool), len(table.block_ids)) == (1, 3)
     table.commit(TOKENS[6:9])
-    assert (table.num_immutable_blocks, len(table.block_ids)) == (2, 3)
+    assert (num_immutable(table, pool), len(table.block_ids)) == (2, 3)
 
 
 def test_chunk_size_does_not_change_what_is_shared():
@@ -265,11 +273,11 @@ def test_decode_continues_after_a_cache_hit():
     for token in TOKENS[10:13]:
         assert table.allocate(1)
         table.commit([token])
-    assert (table.num_computed, table.num_immutable_blocks, len(table.block_ids)) == (13, 3, 4)
+    assert (table.num_computed, num_immutable(table, pool), len(table.block_ids)) == (13, 3, 4)
     assert match(make_table(pool), TOKENS) == 12
 
 
-# --- release_surplus, truncate, free ------------------------------------------------------------
+# --- release_surplus, free ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("keep", "num_blocks"), [(0, 2), (2, 2), (3, 3), (6, 3), (100, 5)])
@@ -290,61 +298,6 @@ def test_rejected_draft_leaves_no_block_behind():
     table.release_surplus()
     assert len(table.block_ids) == 2
     pool.check_integrity([table.block_ids])
-
-
-def test_truncate_in_the_partial_block_keeps_the_tokens_before_the_cut():
-    pool = make_pool()
-    table = filled(pool, TOKENS[:7])
-    assert table.truncate(5) == table.num_computed == 5
-    table.allocate(3)
-    table.commit(TOKENS[5:8])
-    assert match(make_table(pool), TOKENS) == 8
-
-
-def test_truncated_tokens_do_not_count_for_the_content_of_a_block():
-    pool = make_pool()
-    table = filled(pool, TOKENS[:7])
-    table.truncate(5)
-    table.allocate(3)
-    table.commit([1, 2, 3])
-    assert match(make_table(pool), TOKENS) == 4
-    assert match(make_table(pool), [*TOKENS[:5], 1, 2, 3, 4]) == 8
-
-
-@pytest.mark.parametrize(("cut", "num_left"), [(0, 0), (3, 0), (4, 4), (5, 4), (8, 8), (9, 9), (10, 10)])
-def test_truncate_inside_an_immutable_block_falls_back_to_its_start(cut, num_left):
-    pool = make_pool()
-    table = filled(pool, TOKENS[:10])
-    assert table.truncate(cut) == table.num_computed == num_left
-    assert table.num_immutable_blocks == num_left // BLOCK
-    assert len(table.block_ids) == -(-num_left // BLOCK)
-    pool.check_integrity([table.block_ids])
-
-
-def test_truncated_table_does_not_write_a_block_that_another_table_reads():
-    pool = make_pool()
-    reader, writer = filled(pool, TOKENS[:8]), filled(pool, TOKENS[:8])
-    writer.truncate(6)
-    writer.allocate(4)
-    assert not set(writer.slots(writer.num_computed, 4)) & set(reader.slots(0, 8))
-
-
-def test_truncate_gives_back_reserved_blocks():
-    pool = make_pool()
-    table = filled(pool, TOKENS[:6])
-    table.allocate(10)
-    assert table.truncate(6) == 6
-    assert pool.num_free == 8
-
-
-@pytest.mark.parametrize("num_tokens", [-1, 7])
-def test_truncate_outside_the_computed_tokens_is_refused_and_changes_nothing(num_tokens):
-    pool = make_pool()
-    table = filled(pool, TOKENS[:6])
-    before = state(table, pool)
-    with pytest.raises(AccountingError, match="must be from 0 to 6"):
-        table.truncate(num_tokens)
-    assert state(table, pool) == before
 
 
 def test_negative_amounts_are_refused_and_change_nothing():
@@ -393,7 +346,7 @@ def test_preempted_sequence_recomputes_across_the_prompt_end_in_any_chunks():
     for start, end in [(0, 5), (5, 8), (8, 11)]:  # the second chunk ends inside the output
         assert table.allocate(end - start)
         table.commit(TOKENS[start:end])
-    assert (table.num_computed, table.num_immutable_blocks) == (11, 2)
+    assert (table.num_computed, num_immutable(table, pool)) == (11, 2)
     assert match(make_table(pool), TOKENS) == 8
 
 

@@ -117,7 +117,7 @@ class BlockTableMachine(RuleBasedStateMachine):
         row.tail, row.draft = tail, draft
         written = row.token_ids[:start] + tail + draft
         for index, place in enumerate(row.table.slots(start, len(tail) + len(draft)), start=start):
-            assert not self.pool.is_cached(int(place) // BLOCK), "a step wrote an immutable block"
+            assert int(place) // BLOCK not in self.pool._cache, "a step wrote an immutable block"
             self.places[int(place)] = (row.salt, tuple(written[: index + 1]))
         return True
 
@@ -139,16 +139,6 @@ class BlockTableMachine(RuleBasedStateMachine):
         with pytest.raises(AccountingError):
             row.table.commit([0] * (row.table.capacity + excess))
         assert (list(row.table.block_ids), row.table.num_computed, self.pool.num_free, self.pool.num_cached) == before
-
-    @rule(index=rows, num_dropped=st.integers(0, 5))
-    def truncate(self, index, num_dropped):
-        row = self.rows[index]
-        cut = max(0, row.table.num_computed - num_dropped)
-        inside_immutable_block = cut // BLOCK < row.table.num_immutable_blocks
-        num_left = row.table.truncate(cut)
-        assert num_left == row.table.num_computed == (cut - cut % BLOCK if inside_immutable_block else cut)
-        assert 0 <= row.table.capacity < BLOCK
-        row.tail, row.draft = [], []
 
     @rule(index=rows, keep=st.integers(0, 4))
     def release_surplus(self, index, keep):
@@ -187,8 +177,7 @@ class BlockTableMachine(RuleBasedStateMachine):
     def full_blocks_are_immutable_and_only_they(self):
         for row in self.rows:
             num_full = row.table.num_computed // BLOCK
-            assert row.table.num_immutable_blocks == num_full
-            cached = [self.pool.is_cached(block) for block in row.table.block_ids]
+            cached = [block in self.pool._cache for block in row.table.block_ids]
             assert cached == [True] * num_full + [False] * (len(cached) - num_full)
             assert all(self.pool.num_references(block) == 1 for block in row.table.block_ids[num_full:])
 
@@ -196,7 +185,7 @@ class BlockTableMachine(RuleBasedStateMachine):
     def equal_prefixes_lie_in_the_same_blocks_and_others_never(self):
         owners: dict[tuple[str | None, tuple[int, ...]], int] = {}
         for row in self.rows:
-            for index in range(row.table.num_immutable_blocks):
+            for index in range(row.table.num_computed // BLOCK):
                 content = (row.salt, tuple(row.token_ids[: (index + 1) * BLOCK]))
                 assert owners.setdefault(content, row.table.block_ids[index]) == row.table.block_ids[index]
         assert len(set(owners.values())) == len(owners)
@@ -204,7 +193,7 @@ class BlockTableMachine(RuleBasedStateMachine):
     def shared_prefix(self, row: Row, other: Row) -> int:
         """Tokens of `row`, less the last, that `other` holds in immutable blocks now."""
         num_shared = 0
-        limit = min(other.table.num_immutable_blocks * BLOCK, len(row.token_ids) - 1) if row.salt == other.salt else 0
+        limit = min(other.table.num_computed, len(row.token_ids) - 1) if row.salt == other.salt else 0
         while num_shared + BLOCK <= limit:
             if row.token_ids[: num_shared + BLOCK] != other.token_ids[: num_shared + BLOCK]:
                 break
@@ -225,13 +214,12 @@ TestBlockTables.settings = settings(deadline=None, max_examples=100, stateful_st
 
 
 class TableThatWritesSharedBlocks(BlockTable):
-    """A cut inside an immutable block keeps the block and writes on in it."""
+    """The last block that is found is computed again, in place."""
 
-    def truncate(self, num_tokens):
-        num_full, num_partial = divmod(num_tokens, BLOCK)
-        del self._digests[num_full:]
-        self.num_computed = num_full * BLOCK + num_partial
-        self.release_surplus()
+    def match(self, digests):
+        if super().match(digests):
+            self._digests.pop()
+            self.num_computed -= BLOCK
         return self.num_computed
 
 
@@ -240,7 +228,7 @@ class TableThatSharesItsPartialBlock(BlockTable):
 
     def commit(self, token_ids):
         super().commit(token_ids)
-        if self._partial and not self._pool.is_cached(self.block_ids[len(self._digests)]):
+        if self._partial and self.block_ids[len(self._digests)] not in self._pool._cache:
             digests = block_table_module.block_digests(self._root, [*self._partial, 0], block_size=BLOCK)
             index = len(self._digests)
             self.block_ids[index] = self._pool.register(self.block_ids[index], next(digests))
@@ -253,14 +241,13 @@ class TableThatForgetsItsSurplus(BlockTable):
         self.num_blocks = min(self.num_blocks, self._num_blocks_for(self.num_computed + keep))
 
 
-class TableThatKeepsRejectedTokens(BlockTable):
-    """A cut forgets to drop the tokens of the partial block."""
+class TableThatKeepsFreedTokens(BlockTable):
+    """What was freed leaves the tokens of its partial block behind."""
 
-    def truncate(self, num_tokens):
+    def free(self):
         partial = list(self._partial)
-        num_left = super().truncate(num_tokens)
+        super().free()
         self._partial = partial
-        return num_left
 
 
 class TableThatIgnoresItsSalt(BlockTable):
@@ -299,7 +286,7 @@ PLANTED = [
     {"table_class": TableThatWritesSharedBlocks},
     {"table_class": TableThatSharesItsPartialBlock},
     {"table_class": TableThatForgetsItsSurplus},
-    {"table_class": TableThatKeepsRejectedTokens},
+    {"table_class": TableThatKeepsFreedTokens},
     {"table_class": TableThatIgnoresItsSalt},
     {"pool_class": PoolThatSwapsWithoutRepointing},
     {"pool_class": PoolThatKeepsTheDuplicate},

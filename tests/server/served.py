@@ -100,7 +100,7 @@ def served(llm, **options):
         thread.join(30)
     assert not thread.is_alive()
     parts = llm.engine.parts
-    assert not parts.scheduler.has_work
+    assert not [*parts.scheduler.waiting, *parts.scheduler.running]
     assert parts.pool.num_free == parts.pool.num_blocks
     assert not llm.executor._states, "what was accepted is submitted or withdrawn"
     assert not llm.engine._accepted

@@ -75,7 +75,8 @@ def answered(tab):
 
 
 def is_idle(server):
-    return not server.llm.engine.parts.scheduler.has_work
+    scheduler = server.llm.engine.parts.scheduler
+    return not (scheduler.waiting or scheduler.running)
 
 
 def test_speculation_shows_and_changes_nothing_of_the_text(tab, tmp_path):

@@ -8,7 +8,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from forerun import __version__
-from forerun.core.processor import describe_processor
+from forerun.core.cpu_name import describe_processor
 
 if TYPE_CHECKING:
     import torch

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from forerun.core.draft import Draft
 
 PRIOR_RATE, PRIOR_WEIGHT = 0.6, 4.0
@@ -37,15 +39,20 @@ class DepthRates:
         return chances
 
     def survival(self, draft: Draft) -> tuple[float, ...]:
-        """The chance of each node of a draft, by its depth alone; falling, since only a beginning of it can be verified."""
+        """The chance of each node of a draft, by its depth alone; falling, since only a beginning of it can be verified.
+
+        The nodes of a depth share its chance evenly, as no more than one of them can stand.
+        """
         if draft.parents is None:
             key = draft.source, len(draft.token_ids)
             if key not in self._of_chains:
                 self._of_chains[key] = tuple(self.chances(*key)[1:])
             return self._of_chains[key]
         chances = self.chances(draft.source, draft.depth)
+        depths = draft.depths()
+        num_at = Counter(depths)
         lowest, in_order = 1.0, []
-        for depth in draft.depths():
-            lowest = min(lowest, chances[depth])
+        for depth in depths:
+            lowest = min(lowest, chances[depth] / num_at[depth])
             in_order.append(lowest)
         return tuple(in_order)

@@ -38,7 +38,9 @@ TokenLogprobs = dict[int, Logprob]
 class CompletionOutput:
     """One completion of a prompt; in a stream, what has been generated so far.
 
-    `origins[i]` says how `token_ids[i]` came to be: accepted from a draft, recovered, or bonus.
+    `origins[i]` says how `token_ids[i]` came to be: accepted from a draft, recovered, or bonus. Of a text that
+    another engine began (a request with `output_ids`) `token_ids` and `text` are the whole, but `origins`,
+    `logprobs` and `cumulative_logprob` are of the new tokens only, the last ones.
     `hidden_states_path` is the file of its hidden states, where the engine saves them. `prediction`
     counts the tokens drafted from the request's prediction; None where it has none.
     `finish_reason`: "stop" (a stop string, a stop token, EOS), "length", "abort", "error", or None

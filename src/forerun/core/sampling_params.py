@@ -84,7 +84,7 @@ class SamplingParams:
     stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
-    seed: int | None = None
+    seed: int | None = None  # -1: none, as in vLLM
     logprobs: int | None = None  # -1: the whole vocabulary
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
@@ -104,6 +104,11 @@ class SamplingParams:
             object.__setattr__(self, name, _plain_number(getattr(self, name)))
         _check_types(self)
         _check_ranges(self)
+        if self.seed == -1:
+            object.__setattr__(self, "seed", None)
+        for name in ("stop_token_ids", "allowed_token_ids"):
+            if (ids := getattr(self, name)) is not None:
+                object.__setattr__(self, name, list(map(_plain_number, ids)))
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         if any(not isinstance(s, str) or not s for s in stop):
             raise RequestError(f"stop: got {self.stop!r}; each must be a non-empty string; drop the empty one")

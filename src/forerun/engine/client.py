@@ -19,7 +19,8 @@ class EngineRequest:
     `group` names the client's request that it is part of; where more than fits wants to run, groups take
     turns. None: it is a group of its own. `output_ids` are tokens that another engine has written after the
     prompt: the completion continues as if this one had written them, so that `sampling` counts them too, in
-    `max_tokens`, `min_tokens`, penalties and stop rules.
+    `max_tokens`, `min_tokens`, penalties and stop rules. Its `token_ids` and `text` begin with them;
+    `origins`, `logprobs` and all deltas are of new tokens only.
     """
 
     request_id: str

@@ -97,6 +97,7 @@ class Engine:
         self._log = StatsLog(clock)
         self._num_failed_drafts = 0  # of the executor, since it was made
         self._num_earlier_failures = 0  # of these, before the statistics were reset
+        self._earlier_counts = (0, 0, 0)  # of the scheduler, see `_scheduler_counts`, before that
 
     @property
     def parts(self) -> EngineParts:
@@ -112,15 +113,18 @@ class Engine:
     def state(self) -> EngineState:
         """What waits, what runs, how full the KV memory is."""
         pool, scheduler = self._parts.pool, self._parts.scheduler
+        num_preemptions, num_queried, num_cached = (
+            count - earlier for count, earlier in zip(self._scheduler_counts, self._earlier_counts, strict=True)
+        )
         return EngineState(
             num_running=len(scheduler.running),
             num_waiting=len(scheduler.waiting) + sum(len(r.held) for r in self._requests.values()),
             kv_usage=1 - pool.num_free / pool.num_blocks,
             num_blocks=pool.num_blocks,
             block_size=self._parts.block_size,
-            num_preemptions=scheduler.num_preemptions,
-            num_queried_tokens=scheduler.num_queried_tokens,
-            num_cached_tokens=scheduler.num_cached_tokens,
+            num_preemptions=num_preemptions,
+            num_queried_tokens=num_queried,
+            num_cached_tokens=num_cached,
             num_speculative_tokens=self._parts.control.num_speculative_tokens,
             report=self._parts.control.report(),
             executor=self._parts.executor_info,
@@ -139,6 +143,13 @@ class Engine:
         self.stats = EngineStats()
         self._log = StatsLog(self._clock)
         self._num_earlier_failures = self._num_failed_drafts
+        self._earlier_counts = self._scheduler_counts
+
+    @property
+    def _scheduler_counts(self) -> tuple[int, int, int]:
+        """Preemptions, and prompt tokens looked up and found in the prefix cache, since the engine was made."""
+        scheduler = self._parts.scheduler
+        return scheduler.num_preemptions, scheduler.num_queried_tokens, scheduler.num_cached_tokens
 
     def add_request(
         self,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from forerun.core.draft import NO_DRAFT, Draft
 from forerun.core.outputs import CompletionOutput, Origin, TokenLogprobs
 from forerun.core.sampling_params import SamplingParams
+from forerun.core.sequence import tokens_between
 from forerun.core.stats import PredictionCounts, SpeculationStats
 from forerun.core.step import PlannedSequence, SequenceSpec
 from forerun.engine.text import CompletionText
@@ -84,11 +85,7 @@ class Generation:
 
     def tokens_between(self, start: int, end: int) -> list[int]:
         """Committed tokens at places [start, end), prompt included."""
-        prompt_ids = self.spec.prompt_ids
-        num_prompt = len(prompt_ids)
-        if start >= num_prompt:
-            return self.output_ids[start - num_prompt : end - num_prompt]
-        return prompt_ids[start:end] + self.output_ids[: max(0, end - num_prompt)]
+        return tokens_between(self.spec.prompt_ids, self.output_ids, start, end)
 
     def finish(self, reason: str, stop_reason: int | str | None = None) -> None:
         """End this completion; the first reason stands."""

@@ -136,8 +136,9 @@ class RequestProcessor:
                 sampling value does not fit the model or the engine.
             ConfigError: what a sampling value needs is not installed.
         """
-        ids, sampling = _as_token_ids(request.prompt_ids), request.sampling
-        output_ids = tuple(_as_token_ids(request.output_ids))
+        ids = _as_token_ids("prompt", request.prompt_ids, "a text or a list of token ids")
+        output_ids = tuple(_as_token_ids("output_ids", request.output_ids, "a list of token ids"))
+        sampling = request.sampling
         self._check_prompt(ids)
         self._check_written(ids, output_ids, sampling)
         self._check_logprobs(sampling)
@@ -339,20 +340,18 @@ def continuation_ids(tokenizer: RequestTokenizer, prompt_ids: Sequence[int], tex
     return tokenizer.encode(text, add_special_tokens=False)
 
 
-def _as_token_ids(prompt_ids: Sequence[int]) -> list[int]:
-    """The prompt as plain integers (NumPy's and tensors' elements too).
+def _as_token_ids(name: str, given: Sequence[int], may_be: str) -> list[int]:
+    """What was `given` as plain integers (NumPy's and tensors' elements too).
 
     Raises:
-        RequestError: it is not a sequence of integers.
+        RequestError: it is not a sequence of integers; the message has its `name` and what it `may_be`.
     """
-    if isinstance(prompt_ids, (bytes, bytearray, Set)):
-        raise RequestError(f"prompt: got {prompt_ids!r:.80}; must be a text or a list of token ids")
+    if isinstance(given, (bytes, bytearray, Set)):
+        raise RequestError(f"{name}: got {given!r:.80}; must be {may_be}")
     try:
-        ids = list(prompt_ids)
+        ids = list(given)
         if any(isinstance(token_id, bool) for token_id in ids):
             raise TypeError("True and False are no token ids")
         return [operator.index(token_id) for token_id in ids]
     except TypeError as error:
-        raise RequestError(
-            f"prompt: got {prompt_ids!r:.80}; must be a text or a list of token ids ({error})"
-        ) from error
+        raise RequestError(f"{name}: got {given!r:.80}; must be {may_be} ({error})") from error

@@ -12,7 +12,8 @@ from forerun.engine.generation import Generation
 from forerun.engine.speculation import SpeculationControl
 from forerun.kv.block_pool import BlockPool
 
-PROMPT_LOGPROB_ROWS = 256  # rows per step of a request that wants logits at every prompt token
+PROMPT_LOGPROB_ROWS = 256
+"""Rows with logits of prompt tokens in one step; where they are used up each prompt that wants some gets one, so that it goes on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,11 +114,6 @@ class Scheduler:
         self._limits = limits
         self._block_size = block_size
 
-    @property
-    def has_work(self) -> bool:
-        """Whether any sequence waits or runs."""
-        return bool(self.waiting or self.running)
-
     def enqueue(self, generation: Generation) -> None:
         """Put a new sequence at the end of the queue."""
         self.waiting.append(generation)
@@ -165,7 +161,7 @@ class Scheduler:
         at = 0
         while at < len(self.running) and budget > 0:
             generation = self.running[at]
-            planned = _next_rows(generation, budget)
+            planned = _next_rows(generation, budget, chosen)
             if planned is None:  # a step in flight writes its last token
                 at += 1
                 continue
@@ -190,7 +186,7 @@ class Scheduler:
             generation = self.waiting.next_in_turn(places, self._share(places))
             if generation.in_flight is not None or not self._fits(generation):
                 break
-            planned = _next_rows(generation, budget)
+            planned = _next_rows(generation, budget, chosen)
             assert planned is not None, "nothing of a waiting sequence is in flight"
             reserved = self._reserve(generation, planned)
             assert reserved, "a sequence that fits as a whole must get its first rows"
@@ -314,9 +310,12 @@ def _draft(generation: Generation, planned: PlannedSequence) -> Draft:
     return generation.draft
 
 
-def _next_rows(generation: Generation, budget: int) -> PlannedSequence | None:
+def _next_rows(
+    generation: Generation, budget: int, chosen: Iterable[tuple[Generation, PlannedSequence]]
+) -> PlannedSequence | None:
     """The rows that a sequence can use now, drafts aside; None where a step in flight surely writes its last token.
 
+    `chosen` sequences have rows already, and share the rows with logits of prompt tokens with this one.
     Of a sequence that is in flight with its newest token the next row is that token, whatever it is, at the
     first place where it may be; places are reserved up to the last one.
     """
@@ -342,7 +341,8 @@ def _next_rows(generation: Generation, budget: int) -> PlannedSequence | None:
     num_rows = min(num_tokens - start, budget)
     num_prompt_logits = 0
     if generation.wants_prompt_logits:
-        num_rows = min(num_rows, PROMPT_LOGPROB_ROWS)
+        num_taken = sum(planned.num_prompt_logits for _, planned in chosen)
+        num_rows = min(num_rows, max(1, PROMPT_LOGPROB_ROWS - num_taken))
         num_prompt_logits = max(0, min(start + num_rows, len(generation.spec.prompt_ids) - 1) - start)
     end = start + num_rows
     return PlannedSequence(

@@ -47,7 +47,7 @@ Metric = Counter | Gauge | Vector
 
 @dataclass(slots=True, kw_only=True)
 class EngineState:
-    """What the scheduler and the block pool look like now, and what they have counted since the start."""
+    """What the scheduler and the block pool look like now, and what they have counted since the statistics were reset."""
 
     num_running: int
     num_waiting: int

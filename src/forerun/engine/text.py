@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Protocol
+
+MOST_KEPT_STOPS = 256  # whose borders are kept, as many requests have the same
 
 
 class TokenText(Protocol):
@@ -25,7 +28,7 @@ class CompletionText:
         self._tokens = tokens
         self._stop = stop
         self._include_stop = include_stop
-        self._longest_stop = max(map(len, stop), default=0)
+        self._beginnings = [Beginning(string) for string in stop]
         self._num_taken = 0
 
     def push(self, token_id: int, *, stops_count: bool = True) -> str | None:
@@ -37,6 +40,8 @@ class CompletionText:
         if not new:
             return None
         self.text += new
+        for beginning in self._beginnings:
+            beginning.add(new)
         if not self._stop or not stops_count:
             return None
         return self._cut_at_stop(num_seen=len(self.text) - len(new))
@@ -53,15 +58,48 @@ class CompletionText:
 
     def take_delta(self, *, finished: bool) -> str:
         """The text not handed out yet; unless finished, without what may begin a stop string."""
-        end = len(self.text) if finished else len(self.text) - self._undecided()
+        end = len(self.text) if finished else len(self.text) - self._num_undecided
         delta = self.text[self._num_taken : end]
         self._num_taken = max(self._num_taken, end)
         return delta
 
-    def _undecided(self) -> int:
+    @property
+    def _num_undecided(self) -> int:
         """Length of the longest end of `text` that is a proper beginning of a stop string."""
-        for length in range(min(self._longest_stop - 1, len(self.text)), 0, -1):
-            tail = self.text[-length:]
-            if any(stop.startswith(tail) for stop in self._stop):
-                return length
-        return 0
+        return max((beginning.length for beginning in self._beginnings), default=0)
+
+
+class Beginning:
+    """How much of a stop string's beginning a growing text ends with, never the whole of it.
+
+    Each character is looked at once (Knuth, Morris and Pratt's way), whatever the string's length.
+    """
+
+    def __init__(self, stop: str) -> None:
+        self.length = 0
+        self._stop = stop
+        self._borders = borders(stop)
+
+    def add(self, text: str) -> None:
+        """Add to the text's end."""
+        stop, ends, length = self._stop, self._borders, self.length
+        for character in text:
+            while length and stop[length] != character:
+                length = ends[length - 1]
+            if stop[length] == character:
+                length += 1
+            if length == len(stop):
+                length = ends[-1]
+        self.length = length
+
+
+@lru_cache(maxsize=MOST_KEPT_STOPS)
+def borders(stop: str) -> tuple[int, ...]:
+    """Of each of the string's beginnings, the length of its longest proper end that is a beginning too."""
+    found, length = [0], 0
+    for character in stop[1:]:
+        while length and stop[length] != character:
+            length = found[length - 1]
+        length += stop[length] == character
+        found.append(length)
+    return tuple(found)

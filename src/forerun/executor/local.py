@@ -469,8 +469,11 @@ class LocalExecutor:
 
     def _learn(self, step: PreparedStep, candidates: Candidates) -> None:
         """Show the drafter what the target found at the step's rows, also at those that were drafted and did not stand."""
+        states = step.states
+        released = {state.spec.seq_id for state in states if self._states.get(state.spec.seq_id) is not state}
+        sequences = [state.sequence for state in states]
         self.drafting.learn(
-            verified_rows(step.sequences, [state.sequence for state in step.states], step.drafts, step.rows, candidates)
+            verified_rows(step.sequences, sequences, step.drafts, step.rows, candidates, released=released)
         )
 
     def draft(

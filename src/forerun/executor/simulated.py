@@ -106,7 +106,7 @@ class SimulatedExecutor:
     def prepare(self, spec: SequenceSpec) -> None:
         """See `Executor`; log probabilities and grammars are refused, since there are no logits."""
         sampling = spec.sampling
-        for name in ("logprobs", "prompt_logprobs", "constraint"):
+        for name in ("logprobs", "prompt_logprobs", "structured_outputs"):
             if getattr(sampling, name) is not None:
                 raise RequestError(f"{name}: a simulation has no logits; leave it out")
         self._states[spec.seq_id] = _State(spec, len(spec.prompt_ids) + len(spec.output_ids))

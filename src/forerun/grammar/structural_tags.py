@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from forerun.errors import RequestError
+from forerun.errors import RequestError, did_you_mean
 
 FORMATS = {
     "const_string": ("value",),
@@ -26,6 +26,19 @@ FORMATS = {
     "tags_with_separator": ("tags", "separator"),
 }
 """Type of a format -> the fields that it needs."""
+
+SWITCH = ("false", "true")
+NOTHING = ("[]",)
+OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
+    "json_schema": {"style": ('"json"',)},
+    "any_text": {"excludes": NOTHING},
+    "triggered_tags": {"at_least_one": SWITCH, "stop_after_first": SWITCH, "excludes": NOTHING},
+    "tags_with_separator": {"at_least_one": SWITCH, "stop_after_first": SWITCH},
+}
+"""Type of a format -> the fields that it may have besides -> the values of each, as JSON.
+
+Some have one value, which is as if they were left out: xgrammar, whose classes vLLM's users write tags with, puts it there.
+"""
 
 TEXT_FIELDS = ("value", "pattern", "begin", "end", "separator")
 LIST_FIELDS = ("elements", "tags", "triggers")
@@ -66,13 +79,23 @@ def to_lark(tag: Mapping[str, Any], *, special_tokens: Mapping[str, int], eos_to
 
 def _format(tag: Mapping[str, Any]) -> Any:
     """The format of a structural tag; the older form is written as the newer one."""
+    if tag.get("type", "structural_tag") != "structural_tag":
+        raise _refusal("the type must be structural_tag; put a format under the key format", tag["type"])
     if "format" in tag:
+        _refuse_other_keys("structural_tag", tag, ("type", "format"))
         return tag["format"]
-    structures, triggers = tag.get("structures"), tag.get("triggers")
+    structures = tag.get("structures")
     if not isinstance(structures, list) or not all(isinstance(one, Mapping) for one in structures):
         raise _refusal("must have a format, or structures and triggers", tag)
-    tags = [{**one, "content": {"type": "json_schema", "json_schema": one.get("schema")}} for one in structures]
-    return {"type": "triggered_tags", "triggers": triggers, "tags": tags}
+    _refuse_other_keys("structural_tag", tag, ("type", "structures", "triggers"))
+    return {"type": "triggered_tags", "triggers": tag.get("triggers"), "tags": list(map(_tag_of_structure, structures))}
+
+
+def _tag_of_structure(one: Mapping[str, Any]) -> dict[str, Any]:
+    """A tag of the older form, which has a schema in the place of content."""
+    _refuse_other_keys("structure", one, ("begin", "schema", "end"))
+    tag = {name: value for name, value in one.items() if name != "schema"}
+    return tag | {"content": {"type": "json_schema", "json_schema": one.get("schema")}}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -335,7 +358,19 @@ def _checked_type(form: Any) -> str:
             raise _refusal(f"{name} of a {kind} must be a text", value)
         if name in LIST_FIELDS and not (isinstance(value, Sequence) and not isinstance(value, str) and value):
             raise _refusal(f"{name} of a {kind} must be a list that is not empty", value)
+    options = OPTIONS.get(kind, {})
+    _refuse_other_keys(kind, form, ("type", *FORMATS[kind], *options))
+    for name, may_be in options.items():
+        if name in form and json.dumps(form[name]) not in may_be:
+            raise _refusal(f"{name} of a {kind} must be {' or '.join(may_be)}", form[name])
     return kind
+
+
+def _refuse_other_keys(where: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
+    """Refuse keys that nobody would read: a text would match something else than was meant."""
+    for key in given:
+        if key not in known:
+            raise _refusal(f"is no key of {where}{did_you_mean(key, known)}", key)
 
 
 def _const(text: str) -> dict[str, Any]:

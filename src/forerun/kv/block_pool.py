@@ -26,9 +26,6 @@ class BlockPool:
     def __init__(self, num_blocks: int, *, enable_prefix_caching: bool = True) -> None:
         self.num_blocks = num_blocks
         self.enable_prefix_caching = enable_prefix_caching
-        self.num_evictions = 0  # cached blocks given up for their memory
-        self.num_lookups = 0  # calls of `find`
-        self.num_hits = 0  # calls of `find` that found a block
         self.events: BlockEventLog | None = None  # None: nobody asks
         self._num_references = [0] * num_blocks
         self._free_uncached = list(range(num_blocks - 1, -1, -1))  # a stack
@@ -48,10 +45,6 @@ class BlockPool:
     def num_references(self, block: int) -> int:
         """How many holders `block` has."""
         return self._num_references[block]
-
-    def is_cached(self, block: int) -> bool:
-        """Whether `block` can be found by its content, and hence is never written."""
-        return block in self._cache
 
     def take(self, num_blocks: int) -> list[int] | None:
         """Hand out `num_blocks` blocks to write, or None, and nothing changed, if fewer are free."""
@@ -117,10 +110,7 @@ class BlockPool:
 
     def find(self, digest: bytes) -> int | None:
         """The block that holds this content, None where there is none; `share` it to keep it."""
-        block = self._cache.find(digest)
-        self.num_lookups += 1
-        self.num_hits += block is not None
-        return block
+        return self._cache.find(digest)
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached content (the weights changed, say); False, and nothing done, if a block is in use."""
@@ -149,7 +139,6 @@ class BlockPool:
     def _evict(self) -> int:
         block, _ = self._free_cached.popitem(last=False)
         self._note_removed(self._cache.remove(block))
-        self.num_evictions += 1
         return block
 
     def _note_removed(self, digest: bytes) -> None:

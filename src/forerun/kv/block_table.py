@@ -52,11 +52,6 @@ class BlockTable:
         return self.num_blocks * self._block_size - self.num_computed
 
     @property
-    def num_immutable_blocks(self) -> int:
-        """Leading blocks that are full and will not be written again."""
-        return len(self._digests)
-
-    @property
     def num_exclusive_blocks(self) -> int:
         """Blocks that nobody else holds: what `free` would make available."""
         return sum(self._pool.num_references(block) == 1 for block in self.block_ids.tolist())
@@ -127,31 +122,11 @@ class BlockTable:
             self._register_full_blocks([*self._partial, *token_ids])
         self.num_computed += len(token_ids)
 
-    def truncate(self, num_tokens: int) -> int:
-        """Give up all KV beyond `num_tokens` and all reserved blocks; returns the new `num_computed`.
-
-        A cut inside an immutable block falls back to that block's start: others may read the
-        block, so that it can be dropped but not written.
-
-        Raises:
-            AccountingError: `num_tokens` is negative or above `num_computed`.
-        """
-        if not 0 <= num_tokens <= self.num_computed:
-            raise AccountingError(f"truncate: got {num_tokens} tokens; must be from 0 to {self.num_computed}")
-        num_full, num_partial = divmod(num_tokens, self._block_size)
-        if num_full < len(self._digests):
-            num_partial = 0
-        del self._digests[num_full:]
-        del self._partial[num_partial:]
-        self.num_computed = num_full * self._block_size + num_partial
-        self.release_surplus()
-        return self.num_computed
-
     def release_surplus(self, keep: int = 0) -> None:
         """Give back the reserved blocks beyond those for `keep` more tokens.
 
         Raises:
-            AccountingError: `keep` is negative: committed KV is given up by `truncate` alone.
+            AccountingError: `keep` is negative: committed KV is given up by `free` alone.
         """
         if keep < 0:
             raise AccountingError(f"release_surplus: got keep={keep}; must be 0 or more")

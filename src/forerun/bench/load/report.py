@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forerun.bench.load.sender import rates
+from forerun.core.cpu_name import describe_processor
 from forerun.core.load_figures import Figures
-from forerun.core.processor import describe_processor
 from forerun.errors import ConfigError
 
 if TYPE_CHECKING:
