@@ -35,6 +35,23 @@ def test_files_are_written_and_scripts_can_be_run(plan, tmp_path, capsys):
     assert "3 servers are planned" in written.err
 
 
+def test_files_of_others_are_not_overwritten_and_its_own_are(plan, tmp_path):
+    """As those of `forerun tune`, whose folder has a serve.yaml beside its plan."""
+    (tmp_path / "serve.yaml").write_text("# tuned\nmodel: m\n")
+    with pytest.raises(ConfigError, match=r"serve\.yaml is there, and forerun emit has not written it; give another"):
+        run("--plan", plan, "--to", "forerun", "--output", str(tmp_path))
+    assert (tmp_path / "serve.yaml").read_text() == "# tuned\nmodel: m\n"
+    assert not (tmp_path / "serve.sh").exists(), "nothing is written where not all can be"
+    words = ("--plan", plan, "--to", "forerun", "--output", str(tmp_path / "launch"))
+    run(*words)
+    written = {path.name: path.read_text() for path in (tmp_path / "launch").iterdir()}
+    run(*words)
+    assert {path.name: path.read_text() for path in (tmp_path / "launch").iterdir()} == written
+    run(*words, "--no-speculation")
+    assert yaml.safe_load((tmp_path / "launch" / "serve.yaml").read_text())["no-speculation"]
+    assert written["serve.sh"].startswith("#!/bin/sh\n")
+
+
 @pytest.mark.parametrize(("system", "program"), [("forerun", "forerun"), ("trtllm", "trtllm-serve")])
 def test_scripts_find_their_files_wherever_they_are_started_from(system, program, tmp_path):
     replace(PLAN, model="org/name", speculative_config=None).save(tmp_path)

@@ -111,7 +111,9 @@ def test_corrections_are_learnt_and_shown(folder, tmp_path, capsys):
     assert found["acceptance_factor"] == 1.0
     assert 1.0 < found["time_factor"] < 2.0
     shown = " ".join(capsys.readouterr().out.split())
-    assert f"corrected: a step takes {found['time_factor']:.3g} times as long as profiled, and yields 1 times" in shown
+    assert (
+        f"corrected: a step takes {found['time_factor']:.3g} times as long as profiled, and drafts add 1 times" in shown
+    )
     assert "learnt from test.json" in shown
 
 
@@ -124,6 +126,24 @@ def test_a_day_is_replayed(folder, trace, tmp_path, capsys):
     days = json.loads((tmp_path / "day.json").read_text())["days"]
     assert [day["name"] for day in days] == ["constant", "ar", "oracle", "fixed: peak", "fixed: mean"]
     assert sum(one["num_requests"] for one in days[0]["intervals"]) == len(trace.read_text().splitlines())
+
+
+def test_a_prefix_hit_rate_of_nothing_is_one_that_was_given(folder, tmp_path, capsys):
+    """Each prompt begins alike, which the trace's own share would count."""
+    lines = [
+        {"timestamp": 250 * number, "input_length": 600, "output_length": 10, "hash_ids": [1, 2 + number]}
+        for number in range(80)
+    ]
+    (tmp_path / "day.jsonl").write_text("\n".join(map(json.dumps, lines)))
+
+    def notes(load):
+        options = ("--replay", tmp_path / "day.jsonl", "--interval", 10, "--predictor", "constant", "--load", load)
+        assert run(folder, *SLA, *options, "--output-json", tmp_path / "plan.json") in (0, 1)
+        capsys.readouterr()
+        return json.loads((tmp_path / "plan.json").read_text())["warnings"]
+
+    assert any("0% are in the beginning" in one for one in notes("rate=4,isl=600,osl=10,prefix_hit_rate=0"))
+    assert not any("are in the beginning" in one for one in notes("rate=4,isl=600,osl=10"))
 
 
 def test_a_day_is_simulated_as_it_was_decided(folder, tmp_path, capsys):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from forerun.errors import ConfigError
 from forerun.plan.acceptance import AcceptanceProfile
-from forerun.plan.corrections import FEWEST_STEPS, CorrectionFactor, Corrections, with_length
+from forerun.plan.corrections import FEWEST_STEPS, CorrectionFactor, Corrections, with_drafted, with_length
 
 
 def test_a_factor_goes_to_the_ratio_that_is_observed() -> None:
@@ -45,9 +45,23 @@ def test_a_profile_of_something_else_is_not_corrected_but_said() -> None:
 def test_time_and_acceptance_are_told_apart() -> None:
     both = Corrections()
     both.time.observe(observed=1.1, predicted=1.0, num_steps=100)
-    both.acceptance.observe(observed=2.0, predicted=2.5, num_steps=100)
-    assert (both.time.value, both.acceptance.value) == (pytest.approx(1.1), pytest.approx(0.8))
-    assert both.decode == pytest.approx(1.375)
+    both.acceptance.observe(observed=1.0, predicted=4.0, num_steps=100)
+    assert (both.time.checked(), both.acceptance.checked()) == (pytest.approx(1.1), pytest.approx(0.25))
+    both.acceptance.observe(observed=0.0, predicted=4.0, num_steps=100)
+    assert both.acceptance.checked() == pytest.approx(0.7 * 0.25), "drafts may add nothing"
+    both.acceptance.observe(observed=100.0, predicted=4.0, num_steps=100)
+    with pytest.raises(ConfigError, match=r"drafted tokens of a step: .* must be from 0 to 5"):
+        both.acceptance.checked()
+
+
+@given(st.lists(st.floats(0.0, 1.0), min_size=1, max_size=6), st.floats(0.0, 20.0))
+def test_one_factor_fits_configurations_that_add_little_and_much(rates: list[float], factor: float) -> None:
+    """What drafts add is scaled, so that no length is below 1, and none is above what its places yield."""
+    rates = [0.0 if rate < 1e-3 else rate for rate in rates]
+    profile = AcceptanceProfile(method="eagle3", conditional=tuple(rates))
+    most = 1.0 + (rates.index(0.0) if 0.0 in rates else len(rates))
+    wanted = 1.0 + factor * (profile.mean_accept_length - 1.0)
+    assert with_drafted(profile, factor).mean_accept_length == pytest.approx(min(wanted, most), rel=1e-5)
 
 
 @given(st.lists(st.floats(0.05, 0.95), min_size=1, max_size=6), st.floats(0.0, 1.0))

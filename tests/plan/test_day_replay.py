@@ -108,6 +108,31 @@ def test_engines_stay_where_fewer_would_be_too_busy() -> None:
     assert plan.num_changes == 0
 
 
+def test_where_a_trend_has_run_away_to_nothing_the_last_load_is_forecast() -> None:
+    trend, forecast = make_predictor("kalman"), LoadForecast(lambda: make_predictor("kalman"))
+    for rate in [400.0] * 6 + [60.0] * 4:
+        trend.add(rate)
+        forecast.add(Load(rate=rate, isl=100, osl=50))
+    assert trend.predict() == 0.0
+    assert forecast.predict() == Load(rate=60, isl=100, osl=50)
+
+
+def test_engines_that_the_last_load_keeps_busy_are_not_given_up_for_a_lower_forecast() -> None:
+    intervals = [interval(number, rate) for number, rate in enumerate([400.0] * 6 + [150.0] * 8)]
+    forecasts = [intervals[0].load, *(Load(rate=rate, isl=100, osl=50) for rate in [400.0] * 6 + [5.0] * 7)]
+    plan = REPLAY.run("kalman", intervals, forecasts)
+    enough = REPLAY.run("kalman", intervals, [one.load for one in intervals])
+    assert [one.engines for one in plan.intervals[7:]] == [one.engines for one in enough.intervals[7:]]
+    assert plan.intervals[-1].backlog == 0.0
+
+
+def test_after_an_empty_interval_nothing_is_forecast_by_the_last_value() -> None:
+    forecast = LoadForecast(ConstantPredictor)
+    forecast.add(Load(rate=5, isl=100, osl=50))
+    forecast.add(None)
+    assert forecast.predict() is None
+
+
 def test_the_budget_is_kept_all_day() -> None:
     replay = DayReplay(ENGINE, POLICY, SLA, most_engines=2, transfer=Transfer())
     plans = replay_day(replay, wave(1), ["ar"])

@@ -1,6 +1,9 @@
 """plan.json, written and read."""
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,6 +29,38 @@ def test_a_plan_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert path.name == "plan.json"
     assert DeploymentPlan.load_file(path) == PLAN
     assert DeploymentPlan.load_file(path.parent) == PLAN
+
+
+def test_a_plan_that_does_not_fit_on_the_disk_leaves_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_text = Path.write_text
+
+    def full(path: Path, text: str, **options: str) -> int:
+        write_text(path, text[:1], **options)
+        raise OSError(28, "No space left on device")
+
+    PLAN.save(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_text", full)
+        with pytest.raises(OSError, match="No space left"):
+            replace(PLAN, model="other").save(tmp_path)
+    assert DeploymentPlan.load_file(tmp_path) == PLAN
+    assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
+
+
+def test_a_plan_is_utf_8_whatever_the_locale_says(tmp_path: Path) -> None:
+    """As on Windows, whose usual encoding is another."""
+    PLAN.save(tmp_path)
+    code = f"""from pathlib import Path
+from dataclasses import replace
+from forerun.plan.deployment_plan import DeploymentPlan
+folder = Path({str(tmp_path)!r})
+replace(DeploymentPlan.load_file(folder), model="Mod\\xe8le").save(folder)
+"""
+    environment = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+    assert DeploymentPlan.load_file(tmp_path).model == "Mod\xe8le"
 
 
 @pytest.mark.parametrize(

@@ -195,7 +195,7 @@ def test_a_correction_leaves_the_traces_of_other_configurations(trees: Profile) 
     assert by_name["recycle"].is_whole
     assert len(by_name["hybrid"].yields) == len(TREE)
     (whole,) = by_name["recycle"].yields
-    assert whole.num_tokens == pytest.approx(0.9 * trees.acceptance["recycle"].mean_accept_length)
+    assert whole.num_tokens == pytest.approx(1.0 + 0.9 * (trees.acceptance["recycle"].mean_accept_length - 1.0))
 
 
 def test_an_infeasible_plan_says_which_limit_no_engine_keeps(profile: Profile) -> None:
@@ -267,9 +267,21 @@ def test_observed_times_and_acceptance_change_the_plan_each_in_its_way(profile: 
     assert slower.acceptance == profile.acceptance
     worse = corrected(profile, time_factor=1.0, acceptance_factor=0.8)
     for before, after in zip(speculations(profile), speculations(worse), strict=True):
-        assert after.acceptance.mean_accept_length == pytest.approx(0.8 * before.acceptance.mean_accept_length)
+        added = before.acceptance.mean_accept_length - 1.0
+        assert after.acceptance.mean_accept_length == pytest.approx(1.0 + 0.8 * added)
     assert not worse.traces  # recorded drafts are of another acceptance
     assert corrected(profile, time_factor=1.0, acceptance_factor=1.0) is profile
+
+
+def test_a_factor_that_one_configuration_cannot_reach_still_corrects_the_others(profile: Profile) -> None:
+    rare = replace(
+        profile, acceptance=profile.acceptance | {"suffix": AcceptanceProfile(method="s", conditional=(0.1,))}
+    )
+    for factor, reached in ((0.4, 1.04), (20.0, 2.0)):
+        found = corrected(rare, time_factor=1.0, acceptance_factor=factor)
+        assert found.acceptance["suffix"].mean_accept_length == pytest.approx(reached)
+    with pytest.raises(ConfigError, match="acceptance_factor: got -1; must be a finite number, at least 0"):
+        corrected(profile, time_factor=1.0, acceptance_factor=-1.0)
 
 
 def test_acceptance_may_be_planned_with_care_and_by_class(profile: Profile) -> None:
@@ -339,6 +351,16 @@ def test_confirmation_is_written_into_the_plan(profile: Profile) -> None:
     assert once.simulated["num_requests"] == 60
     assert once.feasible
     assert once.replicas == plan.replicas
+
+
+def test_what_the_simulator_says_of_icl_is_the_mean_of_each_request_as_the_prediction_is(profile: Profile) -> None:
+    plan, answer = plan_deployment(profile, LOAD, Sla(ttft=0.5, icl=0.05))
+    found = confirmed(profile, plan, answer, num_requests=60, seed=3)[0].simulated
+    result = simulated(profile, answer.plan, LOAD, num_requests=60, seed=3)
+    means = sorted(one.icl for one in result.requests)
+    assert found is not None
+    assert found["icl_mean_ms"] == pytest.approx(1e3 * sum(means) / len(means))
+    assert found["icl_p99_ms"] <= 1e3 * means[-1]
 
 
 def test_engines_are_added_where_the_simulator_falls_short(profile: Profile) -> None:

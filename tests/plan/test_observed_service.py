@@ -54,13 +54,13 @@ def test_a_slower_machine_is_seen_in_time_alone(profile: Profile, tmp_path: Path
     assert found.learnt_from == ("test.json",)
 
 
-@pytest.mark.parametrize(("config", "tolerance"), [("recycle", 0.03), ("auto", 0.12)])
+@pytest.mark.parametrize(("config", "tolerance"), [("recycle", 0.05), ("auto", 0.3)])
 def test_steps_with_trees_are_compared_with_steps_of_as_many_rows(
     config: str, tolerance: float, tmp_path: Path
 ) -> None:
     """By rates alone a simulated step would have a chain's rows, and the observed ones would seem slower than they are.
 
-    A slower engine runs more sequences at once, where "auto" drafts less, so that its steps yield less.
+    A slower engine runs more sequences at once, where "auto" drafts less, so that its drafts add less to a step.
     """
     trees = tree_profile(tmp_path / "trees")
     path = load_test(tmp_path, corrected(trees, time_factor=1.3, acceptance_factor=1.0), config)

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from forerun.errors import ConfigError
 from forerun.plan import predictors
 from forerun.plan.predictors import (
+    MOST_VALUES,
     AutoregressivePredictor,
     HarmonicPredictor,
     KalmanPredictor,
     Predictor,
     make_predictor,
-    predict_all,
 )
 
 BUILT_IN = ("constant", "ar", "kalman", "harmonic")
@@ -108,8 +108,12 @@ def test_a_day_of_traffic_is_predicted_better_by_its_pattern_than_by_its_last_va
     assert error(make_predictor("ar")) < last / 2
 
 
-def test_each_value_is_predicted_from_those_before_it() -> None:
-    assert predict_all("constant", [1.0, 2.0, 3.0]) == [0.0, 1.0, 2.0]
+def test_harmonics_of_a_period_of_many_intervals_have_two_of_them_to_learn_from() -> None:
+    period = 3 * MOST_VALUES
+    predictor = fed(
+        HarmonicPredictor(period), [20.0 + 10.0 * math.sin(2 * math.pi * n / period) for n in range(period)]
+    )
+    assert predictor.predict(period // 4) == pytest.approx(30.0, rel=1e-3)
 
 
 def test_an_unknown_predictor_and_a_missing_package_are_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 import forerun
 from forerun.errors import ConfigError
-from forerun.plan.profile import PROFILE_FILE, SERVERS_KERNELS, Profile, missing_points
+from forerun.plan.profile import PROFILE_FILE, SCHEDULE, SERVERS_KERNELS, Profile, missing_points
 from tests.plan.profiles import fake_profile, random_trace
 
 
@@ -21,6 +21,21 @@ def test_a_profile_comes_back_from_its_folder(tmp_path: Path) -> None:
     assert found == replace(saved, traces=found.traces)
     assert found.trace("suffix").acceptance() == random_trace().acceptance()
     assert found.acceptance_for("suffix", "code") == saved.acceptance["suffix/code"]
+
+
+def test_a_profile_of_before_drafters_were_measured_for_memory_can_be_read(tmp_path: Path) -> None:
+    fake_profile(tmp_path)
+    path = tmp_path / PROFILE_FILE
+    record = json.loads(path.read_text())
+    del record["drafter_block_bytes"]
+    path.write_text(json.dumps(record))
+    assert Profile.load(tmp_path).drafter_block_bytes == {}
+
+
+def test_a_configuration_is_found_whatever_its_draft_lengths() -> None:
+    profile = fake_profile()
+    assert profile.configs_like({"method": "suffix", "num-speculative-tokens": 2, SCHEDULE: [[1, 2, 1]]}) == ["suffix"]
+    assert profile.configs_like({"method": "eagle3", "model": "other/head"}) == []
 
 
 def test_a_folder_can_be_moved(tmp_path: Path) -> None:

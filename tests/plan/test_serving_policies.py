@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from statistics import NormalDist
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 from forerun.engine.simulation import SimulationSettings, linear_decode_seconds
 from forerun.errors import ConfigError
 from forerun.plan.load import Load
-from forerun.plan.serving_policies import serving_policies
+from forerun.plan.serving_policies import KV_CONFIDENCE, serving_policies
 from forerun.plan.simulation.requests import synthetic_requests
 from forerun.plan.simulation.result import SimulationResult
 from forerun.plan.simulation.simulate import simulate
@@ -65,6 +67,21 @@ def test_more_that_is_shared_never_leaves_fewer_places(one: float, other: float,
         ENGINE.num_places(replace(LOAD, prefix_hit_rate=rate, osl_cv=cv), num_drafted) for rate in (0.0, less, more)
     ]
     assert found == sorted(found)
+
+
+@pytest.mark.parametrize("cv", [0.5, 1.0, 2.0])
+def test_places_are_those_of_answers_that_are_gamma_distributed(cv: float) -> None:
+    """A moment falls into a long answer the likelier, and anywhere within it."""
+    source = np.random.default_rng(0)
+    load = Load(rate=1, isl=100, osl=200, osl_cv=cv)
+    longer = 1.0 / cv**2 + 1.0  # the shape of a gamma distribution whose chances are weighed with its values
+    written = source.gamma(longer, load.osl * cv**2, 2_000_000) * source.random(2_000_000)
+    engine = engine_model(num_blocks=20_000, max_model_len=1024)
+    blocks = (load.isl + written.mean() + 1) / engine.block_size + 1.5
+    deviation = written.std() / engine.block_size * NormalDist().inv_cdf(KV_CONFIDENCE)
+    places = engine.num_places(load, 0)
+    needed = [count * blocks + deviation * count**0.5 for count in (0.995 * places, 1.005 * places + 1)]
+    assert needed[0] < engine.num_blocks < needed[1]
 
 
 def test_a_beginning_that_fills_the_memory_leaves_no_place() -> None:

@@ -129,7 +129,9 @@ def test_the_planner_adds_a_replica_under_load_and_takes_it_away_afterwards(tmp_
     fake_profile(tmp_path / "profile")
     # no number of engines keeps this: the planner then takes as many as there may be
     scaling = ["--scaling-profile", tmp_path / "profile", "--sla", "tpot=0.1ms", "--scaling-interval", 3]
-    words = ["--replicas", 1, "--max-replicas", 2, "--scaling-predictor", "constant", "--disable-log-stats", *scaling]
+    # replicas draft as planned, here nothing: the profile has no "auto"
+    drafts = ["--no-speculation", "--scaling-predictor", "constant"]
+    words = ["--replicas", 1, "--max-replicas", 2, "--disable-log-stats", *drafts, *scaling]
     with serving(*words) as one:
         assert len(one.replicas()) == 1
         with Load(one) as load:

@@ -17,6 +17,8 @@ from forerun.plan.deployment_plan import DeploymentPlan
 from forerun.plan.emit.emission import Emission, EmitRequest
 from forerun.plan.emit.systems import emit as emit_for
 
+MARK = "# Written by forerun emit, which writes it anew.\n"
+
 System = Literal["forerun", "compose", "kubernetes", "vllm", "sglang", "trtllm", "dynamo", "ray"]
 
 
@@ -42,7 +44,8 @@ def emit(
     Args:
         plan: The folder of "forerun plan --output" or of "forerun tune --output", or its plan.json.
         to: Where it runs: forerun itself, alone, in Docker's compose or on Kubernetes; or another system.
-        output: The folder for the files, which is made if needed; without it they are printed.
+        output: The folder for the files, which is made if needed; files there that this command did not write stay, and are
+            an error. Without it they are printed.
         profile: The folder of "forerun profile", whose measured latencies Dynamo's planner reads, and whose memory servers get.
         model: The model's name there, where it is not the plan's: a folder or a hub id org/name.
         image: The container image, instead of the usual one.
@@ -84,10 +87,21 @@ def _print(emission: Emission) -> None:
 
 
 def _write(emission: Emission, folder: Path) -> None:
+    """Write the files, each with a line that says whose they are: only such files are written anew.
+
+    Raises:
+        ConfigError: the folder has a file of one of the names that this command has not written.
+    """
+    for path in (folder / name for name in emission.files):
+        if path.exists() and not (path.is_file() and MARK.encode() in path.read_bytes()):
+            raise ConfigError(
+                f"--output: {path} is there, and forerun emit has not written it; give another folder, or move it away"
+            )
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in emission.files.items():
         path = folder / name
-        path.write_text(text, encoding="utf-8")
+        first, rest = text.split("\n", 1) if text.startswith("#!") else ("", text)
+        path.write_text((first and f"{first}\n") + MARK + rest, encoding="utf-8")
         if name.endswith(".sh"):
             path.chmod(0o755)
         print(path)

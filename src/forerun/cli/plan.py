@@ -83,7 +83,7 @@ def plan(
     wanted = parse_sla(sla)
     given = None if load is None else parse_load(load)
     requests = [] if day.replay is None else read_trace(day.replay)
-    hit_rate = given.prefix_hit_rate if given is not None and given.prefix_hit_rate else None
+    hit_rate = given.prefix_hit_rate if given is not None and "prefix_hit_rate" in str(load) else None
     intervals = intervals_of(requests, day.interval, prefix_hit_rate=hit_rate) if requests else []
     arriving = given or _busiest(intervals)
     measured = Profile.load(profile)
@@ -211,8 +211,8 @@ def _busy(utilization: float) -> str:
 def _corrected(corrections: Mapping[str, Any]) -> str:
     source = f", learnt from {', '.join(corrections['learnt_from'])}" if corrections["learnt_from"] else ""
     return (
-        f"a step takes {corrections['time_factor']:.3g} times as long as profiled, and yields "
-        f"{corrections['acceptance_factor']:.3g} times as many tokens{source}"
+        f"a step takes {corrections['time_factor']:.3g} times as long as profiled, and drafts add "
+        f"{corrections['acceptance_factor']:.3g} times as many tokens to it{source}"
     )
 
 

@@ -32,7 +32,7 @@ class CorrectionOptions:
     time_factor: float = 1.0
     """Observed over profiled seconds of a step."""
     acceptance_factor: float = 1.0
-    """Observed over profiled tokens of a step."""
+    """Observed over profiled tokens that drafts add to a step."""
     observed: Annotated[tuple[Path, ...], Parameter(negative=())] = ()
     """Learn both factors from a load test of the profiled engine, "forerun bench serve --save-result --save-detailed"; several times for several."""
     observed_config: str | None = None

@@ -127,7 +127,7 @@ def tune(
         model: A folder, a .gguf file, a known name (see "forerun models list") or a hub id org/name.
         prompts: A .txt file with one prompt per line, or .jsonl with "prompt", "question", "turns" or "messages".
         output: Folder for serve.yaml, plan.json, tuning.json and pareto.svg, and for what is needed to go on.
-        dry_run: Say how long it would take, and do no more.
+        dry_run: Say how long it would take, and do no more: nothing is written.
         json_output: Print one line of JSON for machines, and nothing else, on standard output.
 
     Examples:
@@ -160,7 +160,7 @@ def tune(
     machine = describe_machine(target.model.device).partition("; ")[0]
     if known is not None:
         check_profile(known, settings.engine, settings.space.quantizations, load_target)
-    folder = TuningFolder(output, _identity(settings, machine, search.profile))
+    folder = TuningFolder(output, _identity(settings, machine, search.profile), begins=not dry_run)
     console = Console(stderr=True, highlight=False)
     with resumable(lambda: not dry_run), status() as progress:
         tuner = Tuner(settings=settings, folder=folder, load_target=load_target, progress=progress, profile=known)

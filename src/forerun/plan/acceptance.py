@@ -165,16 +165,6 @@ class AcceptanceProfile:
             mean_nodes=self.mean_nodes,
         )
 
-    def first(self, k: int) -> AcceptanceProfile:
-        """The profile of drafts of at most k tokens, 1 or more."""
-        self._check(k)
-        return AcceptanceProfile(
-            method=self.method,
-            conditional=self.conditional[:k],
-            num_reached=self.num_reached[:k],
-            proposed=self.proposed[:k],
-        )
-
     def to_json(self, **measurement_conditions: Any) -> dict[str, Any]:
         """The profile with ModelOpt's keys, and three of our own: `num_reached`, `proposed_rates` and `mean_draft_nodes`.
 

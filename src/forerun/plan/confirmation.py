@@ -26,7 +26,7 @@ from forerun.plan.serving_policies import serving_policies
 from forerun.plan.simulation.fleet import Fleet
 from forerun.plan.simulation.profiled import PLAIN, ProfiledEngine, control_of, profiled_engine
 from forerun.plan.simulation.requests import synthetic_requests
-from forerun.plan.simulation.result import SimulationResult
+from forerun.plan.simulation.result import SimulationResult, Values
 from forerun.plan.sla import Sla
 
 FEWEST_REQUESTS, MOST_REQUESTS = 500, 20_000
@@ -150,7 +150,9 @@ def _figures(result: SimulationResult, sla: Sla, seed: int) -> dict[str, Any]:
         "num_preemptions": result.num_preemptions,
     }
     for name in ("ttft", "tpot", "icl", "e2el"):
-        values = result.latencies(name)
+        # icl is a request's mean, as it is predicted and promised, and not each of its gaps
+        means = [one.icl for one in result.requests if not math.isnan(one.icl)]
+        values = Values.of(means) if name == "icl" else result.latencies(name)
         if not values.num_values:
             continue
         found[f"{name}_mean_ms"] = values.mean * MS

@@ -19,6 +19,9 @@ WEIGHT = 0.3
 LEAST, MOST = 0.5, 2.0
 """Factors outside say that the profile is of something else; they are not applied, and it is said."""
 
+LEAST_DRAFTED, MOST_DRAFTED = 0.0, 5.0
+"""The same of the drafted tokens that stand, which differ more, from text to text: drafts may add nothing at all."""
+
 FEWEST_STEPS = 20  # of an interval that teaches anything: an idle or a cold service does not
 
 
@@ -29,17 +32,20 @@ class CorrectionFactor:
     name: str
     value: float = 1.0
     num_observations: int = 0
+    least: float = LEAST
+    most: float = MOST
 
     def observe(self, *, observed: float, predicted: float, num_steps: int) -> None:
         """Learn from an interval; one with fewer than 20 steps teaches nothing.
 
         Raises:
-            ConfigError: a value is not a finite number above 0.
+            ConfigError: a value is not a finite number above 0, or at least 0 where nothing may be observed.
         """
         if num_steps < FEWEST_STEPS:
             return
         for said, value in (("observed", observed), ("predicted", predicted)):
-            if not 0.0 < value < math.inf:
+            may_be_0 = said == "observed" and self.least == 0.0
+            if not (0.0 < value < math.inf or (may_be_0 and value == 0.0)):
                 raise ConfigError(f"correction of {self.name}: got {said} {value!r}; must be a finite number above 0")
         ratio = observed / predicted
         weight = 1.0 if self.num_observations == 0 else WEIGHT
@@ -52,25 +58,25 @@ class CorrectionFactor:
         Raises:
             ConfigError: it is so far from 1 that the profile must be of something else.
         """
-        if not LEAST <= self.value <= MOST:
+        if not self.least <= self.value <= self.most:
             raise ConfigError(
                 f"correction of {self.name}: observations are {self.value:.2f} times what the profile says; must be from "
-                f"{LEAST:g} to {MOST:g}: profile again, on this machine and with these prompts"
+                f"{self.least:g} to {self.most:g}: profile again, on this machine and with these prompts"
             )
         return self.value
 
 
+def acceptance_factor() -> CorrectionFactor:
+    """The factor of the tokens that drafts add to a step: all that it yields but the target's own one."""
+    return CorrectionFactor("drafted tokens of a step", least=LEAST_DRAFTED, most=MOST_DRAFTED)
+
+
 @dataclass(slots=True)
 class Corrections:
-    """Both factors of a service: `time` of its steps, `acceptance` of the tokens that a step yields."""
+    """Both factors of a service: `time` of its steps, `acceptance` of the tokens that drafts add to a step."""
 
     time: CorrectionFactor = field(default_factory=lambda: CorrectionFactor("step time"))
-    acceptance: CorrectionFactor = field(default_factory=lambda: CorrectionFactor("acceptance length"))
-
-    @property
-    def decode(self) -> float:
-        """Observed over predicted time per token: what one factor alone would have seen."""
-        return self.time.value / self.acceptance.value
+    acceptance: CorrectionFactor = field(default_factory=acceptance_factor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +102,20 @@ class AppliedCorrections:
 
 
 NO_CORRECTIONS = AppliedCorrections()
+
+
+def with_drafted(profile: AcceptanceProfile, factor: float) -> AcceptanceProfile:
+    """The profile where drafts add `factor` times as many tokens to a step, or as many as they can.
+
+    They can add one for each place before the first that never stands. One factor so fits all configurations and
+    classes of prompts, however much each adds.
+
+    Raises:
+        ConfigError: the factor is below 0.
+    """
+    rates = profile.conditional
+    reachable = next((place for place, rate in enumerate(rates) if rate == 0.0), len(rates))
+    return with_length(profile, 1.0 + min(factor * (profile.mean_accept_length - 1.0), reachable))
 
 
 def with_length(profile: AcceptanceProfile, length: float) -> AcceptanceProfile:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -119,18 +119,23 @@ class LoadForecast:
         self._rate, self._isl, self._osl = make(), make(), make()
         self._longest = longest
         self._last: Load | None = None
+        self._last_rate = 0.0
 
     def add(self, load: Load | None) -> None:
         """Note what an interval brought; an empty one says nothing of lengths."""
-        self._rate.add(load.rate if load else 0.0)
+        self._last_rate = load.rate if load else 0.0
+        self._rate.add(self._last_rate)
         if load is not None:
             self._isl.add(load.isl)
             self._osl.add(load.osl)
             self._last = load
 
     def predict(self) -> Load | None:
-        """The next interval's load; None: nothing will come, or nothing is known yet."""
-        rate = self._rate.predict()
+        """The next interval's load; None: nothing will come, or nothing is known yet.
+
+        Where nothing is predicted although the last interval was not empty, a trend has run away: its rate is taken.
+        """
+        rate = self._rate.predict() or self._last_rate
         if self._last is None or rate <= 0.0:
             return None
         last = self._last
@@ -146,6 +151,11 @@ class LoadForecast:
             osl_cv=last.osl_cv,
             prefix_hit_rate=last.prefix_hit_rate,
         )
+
+
+def at_least(forecast: Load, last: Load | None) -> Load:
+    """The load by which engines are given up: a forecast, but of no fewer requests than came last (None: nobody)."""
+    return replace(forecast, rate=max(forecast.rate, last.rate if last else 0.0))
 
 
 class DayReplay:
@@ -188,10 +198,11 @@ class DayReplay:
     ) -> DayPlan:
         """Plan each interval for its forecast; `steadily`: engines are given up only where the others stay unbusy."""
         counts: list[int] = []
-        for forecast in forecasts:
+        before = [None, *(interval.load for interval in intervals[:-1])]
+        for forecast, last in zip(forecasts, before, strict=True):
             needed = self._least if forecast is None else self.engines_for(forecast)
             running = counts[-1] if counts and steadily else needed
-            counts.append(self._kept(needed, running, forecast))
+            counts.append(self._kept(needed, running, None if forecast is None else at_least(forecast, last)))
         return self.with_counts(name, intervals, counts, forecasts)
 
     def with_counts(

@@ -8,6 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from forerun.core.whole_file import whole_file
 from forerun.errors import ConfigError, refuse_unknown_keys
 from forerun.plan.load import Load
 from forerun.plan.sla import Sla
@@ -144,10 +145,12 @@ class DeploymentPlan:
             raise ConfigError(f"plan: a key is missing or of another type ({error}); plan again") from None
 
     def save(self, folder: Path) -> Path:
-        """Write plan.json into a folder, which is made if needed, and return the file."""
+        """Write plan.json into a folder, which is made if needed, and return the file; it is whole, or that of before."""
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / FILE_NAME
-        path.write_text(json.dumps(self.to_json(), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+        with whole_file(path) as part:
+            text = json.dumps(self.to_json(), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+            part.write_text(text, encoding="utf-8")
         return path
 
     @classmethod
@@ -159,7 +162,7 @@ class DeploymentPlan:
         """
         file = path / FILE_NAME if path.is_dir() else path
         try:
-            record = json.loads(file.read_text())
+            record = json.loads(file.read_text(encoding="utf-8"))
         except OSError as error:
             reason = error.strerror or "unreadable"
             raise ConfigError(f"{file}: {reason}; forerun plan --output FOLDER writes a plan") from None

@@ -12,7 +12,7 @@ import numpy as np
 from forerun.errors import ConfigError, did_you_mean
 from forerun.plan.acceptance import AcceptanceProfile
 from forerun.plan.capacity import Routing, max_rate, predict
-from forerun.plan.corrections import NO_CORRECTIONS, AppliedCorrections, with_length
+from forerun.plan.corrections import NO_CORRECTIONS, AppliedCorrections, with_drafted
 from forerun.plan.deployment_plan import DeploymentPlan, Layout, PlannedEngine
 from forerun.plan.draft_lengths import DraftYield, Speculation, chain_yields, level_yields, whole_yield
 from forerun.plan.fleet_plan import (
@@ -25,7 +25,7 @@ from forerun.plan.fleet_plan import (
     plan_fleet,
 )
 from forerun.plan.load import Load
-from forerun.plan.profile import NAMES, Profile, missing_points
+from forerun.plan.profile import NAMES, SCHEDULE, Profile, missing_points
 from forerun.plan.request_spread import request_cv
 from forerun.plan.serving_policies import EngineModel, mean_context, serving_policies
 from forerun.plan.simulation.fleet import Transfer
@@ -39,8 +39,6 @@ TREES = ("draft_tree", "drafters", "suffix_decoding_tree")
 
 SIZED = ("draft_tree", "drafters", "synthetic_acceptance_rates", "synthetic_acceptance_length")
 """Keys with sizes that `num_speculative_tokens` must have room for."""
-
-SCHEDULE = "num_speculative_tokens_per_batch_size"
 
 QUANTILES = (0.5, 0.95, 0.99)
 IDLE_RATE = 1e-6  # requests per second of an engine that has nothing else to do
@@ -74,19 +72,21 @@ DEFAULTS = PlanningOptions()
 def corrected(
     profile: Profile, *, time_factor: float, acceptance_factor: float, methods: Sequence[str] | None = None
 ) -> Profile:
-    """The profile as a running service was observed: steps so many times as long, yielding so many times as much.
+    """The profile as a running service was observed: steps so many times as long, to which drafts add so many times as much.
 
     Recorded drafts no longer hold where acceptance is another; simulations then draw from the rates.
 
     Args:
         profile: as it was measured.
         time_factor: observed over profiled seconds of a step.
-        acceptance_factor: observed over profiled tokens of a step.
+        acceptance_factor: observed over profiled tokens that drafts add to a step; none adds more than it has places.
         methods: the configurations whose acceptance is corrected; None: all.
 
     Raises:
-        ConfigError: a factor is not above 0, or no acceptance is that high.
+        ConfigError: the time factor is not above 0, or that of acceptance below 0.
     """
+    if not 0.0 <= acceptance_factor < math.inf:
+        raise ConfigError(f"acceptance_factor: got {acceptance_factor:g}; must be a finite number, at least 0")
     if time_factor != 1.0:
         served = {
             name: one.scaled(memory=time_factor, arithmetic=time_factor) for name, one in profile.served_steps.items()
@@ -96,7 +96,7 @@ def corrected(
     if acceptance_factor != 1.0:
         chosen = profile.configs if methods is None else methods
         changed = {
-            name: with_length(one, one.mean_accept_length * acceptance_factor) if name.split("/")[0] in chosen else one
+            name: with_drafted(one, acceptance_factor) if name.split("/")[0] in chosen else one
             for name, one in profile.acceptance.items()
         }
         traces = {name: path for name, path in profile.traces.items() if name not in chosen}

@@ -159,46 +159,6 @@ def write_mocker(
     )
 
 
-def read_prefill(path: Path) -> list[PrefillPoint]:
-    """The points of a prefill sweep, ours or Dynamo's.
-
-    Raises:
-        ConfigError: the file cannot be read, lacks an array, or has a number that is none.
-    """
-    arrays = read_arrays(path, PREFILL_KEYS[:2])
-    isl, ttft = arrays["prefill_isl"], arrays["prefill_ttft"]
-    _check_lengths(path, prefill_isl=isl, prefill_ttft=ttft)
-    return [PrefillPoint(isl=int(tokens), ttft_seconds=float(ms) / 1e3) for tokens, ms in zip(isl, ttft, strict=True)]
-
-
-def read_decode(path: Path) -> list[DecodePoint]:
-    """The points of a decode sweep, ours or Dynamo's; Dynamo's have no draft length and count as plain steps.
-
-    Raises:
-        ConfigError: the file cannot be read, lacks an array, has a number that is none, or a context of no tokens.
-    """
-    arrays = read_arrays(path, DECODE_KEYS, others=("K", "z_accept_length", "z_energy_j"))
-    most = arrays.pop("max_kv_tokens").reshape(-1)
-    _check_lengths(path, **arrays)
-    _check_positive(path, max_kv_tokens=most[:1], y_context_length=arrays["y_context_length"])
-    usage, contexts, itl = arrays["x_kv_usage"], arrays["y_context_length"], arrays["z_itl"]
-    max_kv_tokens = float(most[0])
-    lengths = arrays.get("K", np.zeros_like(usage))
-    accepted = arrays.get("z_accept_length", np.ones_like(usage))
-    energy = arrays.get("z_energy_j")
-    return [
-        DecodePoint(
-            num_sequences=max(1, round(float(usage[i]) * max_kv_tokens / float(contexts[i]))),
-            context=int(contexts[i]),
-            num_draft_tokens=int(lengths[i]),
-            step_seconds=float(itl[i]) * float(accepted[i]) / 1e3,
-            accept_length=float(accepted[i]),
-            energy_joules=None if energy is None else float(energy[i]),
-        )
-        for i in range(len(usage))
-    ]
-
-
 def read_arrays(path: Path, keys: Sequence[str], *, others: Sequence[str] = ()) -> dict[str, Floats]:
     """The arrays of an .npz file: all of `keys`, and of `others` those that it has.
 
@@ -221,23 +181,6 @@ def read_arrays(path: Path, keys: Sequence[str], *, others: Sequence[str] = ()) 
             place = ", ".join(map(str, bad[0]))
             raise ConfigError(f"{path}: {key}[{place}] is {array[tuple(bad[0])]}; must be finite: profile again")
     return arrays
-
-
-def _check_lengths(path: Path, **arrays: Floats) -> None:
-    lengths = {name: array.shape for name, array in arrays.items()}
-    if len(set(lengths.values())) != 1 or len(next(iter(lengths.values()))) != 1:
-        raise ConfigError(f"{path}: arrays must have one dimension and the same length; got {lengths}")
-    least = min(map(len, arrays.values()))
-    if least < LEAST_POINTS:
-        raise ConfigError(f"{path}: has {least} point(s); {LEAST_POINTS} or more are needed to interpolate")
-
-
-def _check_positive(path: Path, **arrays: Floats) -> None:
-    for name, array in arrays.items():
-        low = np.flatnonzero(array <= 0.0)
-        if len(low) or not len(array):
-            found = f"{name}[{low[0]}] is {array[low[0]]:g}" if len(low) else f"{name} is empty"
-            raise ConfigError(f"{path}: {found}; must be above 0: profile again")
 
 
 def _save(path: Path, **arrays: npt.NDArray[np.generic]) -> None:

@@ -1,8 +1,8 @@
 """Learns corrections of a profile from a load test of a service: the same requests are simulated, and both are compared.
 
 A load test at a known load says when requests were sent, how long they were, when their tokens came, and, by the server's
-counters, how many of these were drafted. Tokens per step compare acceptance, whatever a step takes; seconds per step
-compare times, whatever a step yields.
+counters, how many of these were drafted. Drafted tokens per step compare acceptance, whatever a step takes; seconds per
+step compare times, whatever a step yields.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class ServiceFigures:
         return self.num_decoded - self.num_accepted
 
     @property
-    def tokens_per_step(self) -> float:
-        """Mean tokens of a sequence's step."""
-        return self.num_decoded / self.num_steps
+    def drafted_per_step(self) -> float:
+        """Mean drafted tokens that stood in a sequence's step."""
+        return self.num_accepted / self.num_steps
 
     @property
     def step_seconds(self) -> float:
@@ -162,7 +162,8 @@ def learn_corrections(
         progress: is told what is simulated.
 
     Raises:
-        ConfigError: the configuration is not known, a request does not fit the profile, or a factor is beyond 0.5 to 2.
+        ConfigError: the configuration is not known, a request does not fit the profile, or a factor is
+            beyond 0.5 to 2 (of times) or above 5 (of drafted tokens).
     """
     found = Corrections()
     for test in tests:
@@ -172,10 +173,10 @@ def learn_corrections(
         num_steps = test.figures.num_steps
         if name != PLAIN:
             found.acceptance.observe(
-                observed=test.figures.tokens_per_step, predicted=simulated.tokens_per_step, num_steps=num_steps
+                observed=test.figures.drafted_per_step, predicted=simulated.drafted_per_step, num_steps=num_steps
             )
             found.acceptance.checked()
-        ratio = test.figures.tokens_per_step / simulated.tokens_per_step if name != PLAIN else 1.0
+        ratio = test.figures.drafted_per_step / simulated.drafted_per_step if name != PLAIN else 1.0
         # rates say nothing of the rows of a tree: its steps are compared as they were profiled
         has_trees = name in profile.traces and profile.trace(name).has_trees
         accepting = (

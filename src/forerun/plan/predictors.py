@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import ModuleType
 from typing import NamedTuple, Protocol
 
@@ -20,7 +20,7 @@ from forerun.errors import ConfigError
 
 Floats = npt.NDArray[np.float64]
 
-MOST_VALUES = 4096  # that a predictor keeps: two weeks in intervals of five minutes
+MOST_VALUES = 4096  # that a predictor keeps: two weeks in intervals of five minutes; of a longer period two
 FEWEST_VALUES = 5  # before which a model's prediction is the last value
 MOST_LAGS = 8
 MOST_HARMONICS = 6
@@ -45,10 +45,10 @@ class Predictor(Protocol):
 
 
 class _Series:
-    """The newest values, checked."""
+    """The newest values, checked: up to `most`."""
 
-    def __init__(self) -> None:
-        self._values: deque[float] = deque(maxlen=MOST_VALUES)
+    def __init__(self, most: int = MOST_VALUES) -> None:
+        self._values: deque[float] = deque(maxlen=most)
         self._num_seen = 0
 
     def add(self, value: float) -> None:
@@ -136,7 +136,7 @@ class HarmonicPredictor(_Series):
     def __init__(self, period: float = INTERVALS_PER_DAY) -> None:
         if not 2 <= period < math.inf:
             raise ConfigError(f"harmonic predictor: got a period of {period:g} intervals; must be at least 2")
-        super().__init__()
+        super().__init__(max(MOST_VALUES, math.ceil(2 * period)))
         self._period = period
 
     def predict(self, steps: int = 1) -> float:
@@ -238,20 +238,6 @@ def _import(module: str, *, name: str) -> ModuleType:
         return importlib.import_module(module)
     except ImportError:
         raise ConfigError(f"predictor {name}: needs the package {module}; pip install {module}") from None
-
-
-def predict_all(name: str, values: Sequence[float]) -> list[float]:
-    """Predict each value of a series from those before it, by the predictor of a name; the first is 0.
-
-    Raises:
-        ConfigError: there is no such predictor, its package is missing, or a value is out of range.
-    """
-    predictor = make_predictor(name)
-    predictions = []
-    for value in values:
-        predictions.append(predictor.predict())
-        predictor.add(value)
-    return predictions
 
 
 def make_predictor(name: str) -> Predictor:

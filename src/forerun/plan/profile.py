@@ -23,6 +23,10 @@ PROFILE_FILE = "profile.json"
 SPECULATION_FILE = "speculation_profile.json"
 TRACES_FOLDER = "draft_traces"
 
+SCHEDULE = "num_speculative_tokens_per_batch_size"
+LENGTHS = ("num_speculative_tokens", SCHEDULE)
+"""Keys of a `speculative_config` that say how long drafts are, which a plan chooses."""
+
 SERVERS_KERNELS = "a server's own"
 """`Profile.kernels` of what was measured through a server."""
 
@@ -47,7 +51,8 @@ class Profile:
     `EngineSettings`; `tensor_parallel_size` processes computed it together, each on a `device` of its own.
     `configs` has the speculative_config of each profiled configuration by its name; `drafting` what drafting
     costs, and `acceptance` what it yields, by the same names. Acceptance for one class of prompts is under
-    "name/class". `traces` are files of draft traces, absolute or from the working directory.
+    "name/class". `drafter_block_bytes` is what a drafter adds to each KV block, its own KV and the target's hidden states
+    that it reads, where that was measured; `num_blocks` are those of an engine without drafter. `traces` are files of draft traces, absolute or from the working directory.
 
     Raises:
         ConfigError: a count or a size is below 1, a measure is not finite, or the parts name different configurations.
@@ -80,6 +85,7 @@ class Profile:
     configs: dict[str, dict[str, Any]] = field(default_factory=dict)
     drafting: dict[str, DraftingCost] = field(default_factory=dict)
     acceptance: dict[str, AcceptanceProfile] = field(default_factory=dict)
+    drafter_block_bytes: dict[str, int] = field(default_factory=dict)
     traces: dict[str, Path] = field(default_factory=dict)
     conditions: dict[str, Any] = field(default_factory=dict)  # of the measurement, for people
 
@@ -95,7 +101,7 @@ class Profile:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, (int, float)) or not 0.0 <= value < math.inf):
                 raise ConfigError(f"profile: got {name}={value!r:.60}; must be a finite number: profile again")
-        for part in ("served_steps", "drafting", "acceptance", "traces"):
+        for part in ("served_steps", "drafting", "acceptance", "drafter_block_bytes", "traces"):
             for name in getattr(self, part):
                 if name.partition("/")[0] not in self.configs:
                     raise ConfigError(
@@ -148,6 +154,10 @@ class Profile:
                 "forerun profile --merge"
             )
         return self.step_times if name is None else self.served_steps.get(name, self.step_times)
+
+    def configs_like(self, config: Mapping[str, Any]) -> list[str]:
+        """Names of the configurations that are this one, but for the lengths of drafts."""
+        return [name for name, one in self.configs.items() if _without_lengths(one) == _without_lengths(config)]
 
     def trace(self, name: str) -> DraftTrace:
         """The drafts of a configuration at every place of the recorded texts.
@@ -262,6 +272,11 @@ def write_json(path: Path, record: Mapping[str, Any]) -> None:
     beside = path.with_suffix(f".{os.getpid()}")
     beside.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     beside.replace(path)
+
+
+def _without_lengths(config: Mapping[str, Any]) -> dict[str, Any]:
+    keys = {str(key).replace("-", "_"): value for key, value in config.items()}
+    return {key: value for key, value in keys.items() if key not in LENGTHS}
 
 
 def _refuse_constant(name: str) -> float:

@@ -100,7 +100,8 @@ class EngineModel:
             return 0
         spread = 1.0 + load.osl_cv**2
         written = load.osl * spread / 2.0
-        variance = load.osl**2 * (spread**3 / 3.0 - spread**2 / 4.0) + (load.isl * load.isl_cv) ** 2
+        written_squared = spread * (1.0 + 2.0 * load.osl_cv**2) / 3.0  # of gamma-distributed answers, E[L³] / 3 E[L]
+        variance = load.osl**2 * (written_squared - spread**2 / 4.0) + (load.isl * load.isl_cv) ** 2
         own = load.isl - shared * self.block_size
         blocks = (own + written + num_draft_tokens + 1) / self.block_size + 1.5
         deviation = math.sqrt(variance) / self.block_size * NormalDist().inv_cdf(KV_CONFIDENCE)

@@ -12,7 +12,7 @@ from forerun.bench.profiling import step_sweep
 from forerun.bench.profiling.output import PAGE_FILE
 from forerun.bench.profiling.stages import open_stages
 from forerun.errors import ConfigError, ForerunError
-from forerun.plan.dynamo_files import DECODE_FILE, MOCKER_KEYS, PREFILL_FILE, read_arrays, read_decode, read_prefill
+from forerun.plan.dynamo_files import DECODE_FILE, DECODE_KEYS, MOCKER_KEYS, PREFILL_FILE, PREFILL_KEYS, read_arrays
 from forerun.plan.profile import Profile
 from forerun.plan.simulation.profiled import profiled_engine, recorded_requests
 from forerun.plan.step_times import StepTimeModel
@@ -36,6 +36,13 @@ def test_a_profile_is_whole_and_comes_back_from_its_folder(folder: Path) -> None
     assert found.step_times.measured is not None
     assert found.step_times.measured.sequences == 3
     assert found.conditions["grid"] == GRID.to_json()
+
+
+def test_a_profile_says_what_a_drafter_adds_to_each_block(folder: Path) -> None:
+    found = Profile.load(folder)
+    assert found.kv_bytes_per_token is not None
+    of_target = found.block_size * found.kv_bytes_per_token
+    assert found.drafter_block_bytes == {"ngram": 0, "model": of_target}, "the model is the target, a little disturbed"
 
 
 def test_a_profile_says_what_engine_it_is_of(tmp_path: Path) -> None:
@@ -99,11 +106,11 @@ def test_a_verifier_that_draws_anew_is_profiled_by_rates(tmp_path: Path) -> None
 
 
 def test_dynamos_files_are_there_for_every_draft_length(folder: Path) -> None:
-    assert [point.isl for point in read_prefill(folder / PREFILL_FILE)] == [4, 8, 16]
-    assert len(read_decode(folder / DECODE_FILE)) == 4
+    assert read_arrays(folder / PREFILL_FILE, PREFILL_KEYS)["prefill_isl"].tolist() == [4, 8, 16]
+    assert len(read_arrays(folder / DECODE_FILE, DECODE_KEYS)["z_itl"]) == 4
     for length in (0, 2):
-        points = read_decode(folder / f"decode_k{length}" / "raw_data.npz")
-        assert {(point.num_sequences, point.context, point.num_draft_tokens) for point in points} == {
+        found = read_arrays(folder / f"decode_k{length}" / "raw_data.npz", ("batch", "y_context_length", "K"))
+        assert set(zip(*(values.tolist() for values in found.values()), strict=True)) == {
             (n, context, length) for n in (1, 3) for context in (8, 24)
         }
         read_arrays(folder / f"mocker_k{length}.npz", MOCKER_KEYS)

@@ -18,7 +18,7 @@ from forerun.bench.profiling.server_profiler import ServerTask, mean_step, profi
 from forerun.errors import ConfigError
 from forerun.plan.deployment_plan import DeploymentPlan
 from forerun.plan.deployment_planner import PlanningOptions, plan_deployment
-from forerun.plan.dynamo_files import DECODE_FILE, read_decode
+from forerun.plan.dynamo_files import DECODE_FILE, DECODE_KEYS, read_arrays
 from forerun.plan.emit.emission import EmitRequest
 from forerun.plan.emit.systems import emit
 from forerun.plan.load import Load
@@ -68,7 +68,7 @@ def test_a_servers_profile_has_its_steps_and_the_fate_of_its_drafts(tmp_path: Pa
     assert found.version == '{"version": "fake 1"}'
     assert found.step_times.measured is not None
     assert found.step_times.measured.sequences == 3
-    assert len(read_decode(tmp_path / "p" / DECODE_FILE)) == 3
+    assert len(read_arrays(tmp_path / "p" / DECODE_FILE, DECODE_KEYS)["z_itl"]) == 3
 
 
 def planned(profile: Profile, **options: object) -> DeploymentPlan:

@@ -37,6 +37,17 @@ def test_ranks_that_are_being_changed_give_no_sample_twice():
     assert {found["vllm:generation_tokens_total", engine, None] for engine in "01"} == {1, 2}
 
 
+def test_a_replica_keeps_its_number_where_one_of_lower_rank_does_not_answer():
+    found = samples(together([ReplicaMetrics(2, "z", text(30)), ReplicaMetrics(0, "x", text(10))]))
+    assert {engine for _, engine, _ in found} == {"0", "2"}
+    assert found["vllm:generation_tokens_total", "2", None] == 30
+
+
+def test_of_two_replicas_of_one_rank_the_second_gets_a_number_that_no_rank_has():
+    found = samples(together([ReplicaMetrics(rank, str(place), text(1)) for place, rank in enumerate((0, 0, 1))]))
+    assert {engine for _, engine, _ in found} == {"0", "1", "2"}
+
+
 def test_one_replica_reads_like_a_server_alone():
     alone = text(5)
     assert samples(together([ReplicaMetrics(0, "x", alone)])).keys() >= {

@@ -8,6 +8,7 @@ import pytest
 
 from forerun.cli.app import main
 from forerun.deploy.ray.options import ReplicaOptions, threads_per_replica
+from forerun.deploy.ray.planned_drafts import planned_methods
 from forerun.deploy.ray.replica import ReplicaSpec
 from forerun.deploy.ray.service import Placement, deployment_settings
 from forerun.errors import ConfigError
@@ -15,6 +16,7 @@ from forerun.server.options import ServerOptions
 from tests.plan.profiles import fake_profile
 
 SPEC = ReplicaSpec(settings={"model": "m", "max_num_seqs": 8}, options=ServerOptions(max_queue=5), version="1")
+PLAIN = replace(SPEC, settings=SPEC.settings | {"speculative_config": None})
 
 
 @pytest.mark.parametrize(
@@ -69,9 +71,42 @@ def test_a_replica_of_more_processes_than_threads_is_refused():
 def test_a_service_that_scales_has_the_planner_for_a_policy(tmp_path):
     fake_profile(tmp_path / "p")
     options = ReplicaOptions(replicas=1, max_replicas=4, sla="ttft=1s", scaling_profile=tmp_path / "p")
-    scaling = deployment_settings(SPEC, options, Placement(num_cpus=1))["autoscaling_config"]
+    scaling = deployment_settings(PLAIN, options, Placement(num_cpus=1))["autoscaling_config"]
     assert (scaling["min_replicas"], scaling["max_replicas"]) == (1, 4)
     assert scaling["policy"]["policy_kwargs"]["sla"] == "ttft=1s"
+    assert scaling["policy"]["policy_kwargs"]["methods"] == []
+
+
+def test_the_planner_is_told_which_of_the_profiled_configurations_the_replicas_run():
+    profile = fake_profile()
+    suffix = {"method": "suffix", "num_speculative_tokens": 4}
+
+    def methods(**settings):
+        return planned_methods(profile, settings)
+
+    assert methods(speculative_config=None) == []
+    assert methods(speculative_config=suffix | {"num_speculative_tokens": 0}) == []
+    assert methods(speculative_config=suffix) == ["suffix"]
+    assert methods(speculative_config={"method": "suffix", "num-speculative-tokens": 2}) == ["suffix"]
+    longer = replace(
+        profile,
+        configs=profile.configs | {"longer": suffix | {"num_speculative_tokens": 8}},
+        drafting=profile.drafting | {"longer": profile.drafting["suffix"]},
+        acceptance=profile.acceptance | {"longer": profile.acceptance["suffix"]},
+    )
+    assert planned_methods(longer, {"speculative_config": suffix}) == ["suffix"]
+    assert planned_methods(longer, {"speculative_config": {"method": "suffix"}}) == ["suffix", "longer"]
+
+
+@pytest.mark.parametrize("settings", [{}, {"speculative_config": "auto"}, {"speculative_config": {"method": "mtp"}}])
+def test_replicas_that_draft_as_nobody_profiled_are_refused(settings):
+    with pytest.raises(ConfigError, match=r"what the replicas draft with.*has suffix, head: profile it"):
+        planned_methods(fake_profile(), settings)
+
+
+def test_plain_replicas_are_refused_where_the_profiled_server_always_drafts():
+    with pytest.raises(ConfigError, match="nothing is known of steps without drafts"):
+        planned_methods(replace(fake_profile(), has_plain_steps=False), {"speculative_config": None})
 
 
 @pytest.mark.parametrize("changes", [{"sla": "ttft=soon"}, {"scaling_profile": "nowhere"}])
@@ -80,7 +115,7 @@ def test_a_profile_or_an_sla_that_cannot_be_read_is_said_before_anything_starts(
     given = {"replicas": 1, "max_replicas": 4, "sla": "ttft=1s", "scaling_profile": tmp_path / "p"} | changes
     with pytest.raises(ConfigError):
         deployment_settings(
-            SPEC,
+            PLAIN,
             ReplicaOptions(**given | {"scaling_profile": tmp_path / given["scaling_profile"]}),
             Placement(num_cpus=1),
         )

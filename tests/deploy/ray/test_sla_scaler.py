@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -14,8 +15,10 @@ from forerun.deploy.ray.sla_scaler import SlaScaler
 from forerun.errors import ConfigError
 from forerun.plan.confirmation import simulated
 from forerun.plan.deployment_planner import PlanningOptions, plan_engines
+from forerun.plan.fleet_plan import KEEP_BELOW
 from forerun.plan.load import Load
 from forerun.plan.sla import Sla
+from forerun.plan.step_times import DraftingCost
 from tests.plan.profiles import fake_profile
 
 PROFILE = fake_profile()
@@ -83,6 +86,48 @@ def test_acceptance_that_is_better_than_profiled_needs_no_more_engines_and_worse
     assert worse.plan.acceptance_length < better.plan.acceptance_length
 
 
+def test_replicas_that_draft_nothing_are_planned_so_and_scale():
+    one = scaler(options=PlanningOptions(methods=()))
+    decisions = [one.decide(measured(load_at(hour), 1.0), running=3) for hour in (0, 2, 4)]
+    assert all(decision.plan.policy.speculation is None for decision in decisions)
+    drafting = scaler().decide(measured(load_at(0)), running=3)
+    assert decisions[0].plan.acceptance_length == 1.0 < drafting.plan.acceptance_length
+
+
+def test_acceptance_is_not_learnt_where_the_planner_drafts_nothing():
+    slow = replace(PROFILE, drafting={name: DraftingCost(seconds_per_step=1.0) for name in PROFILE.configs})
+    one = SlaScaler(slow, SLA, most=16, interval=7200.0, options=OPTIONS)
+    for hour in (0, 2):
+        assert one.decide(measured(load_at(hour), 1.7), running=3).plan.acceptance_length == 1.0
+
+
+def test_drafts_that_add_nothing_are_planned_so_until_they_do_again():
+    one = scaler(predictor="constant")
+    lengths = [1.0] * 4 + [1.0 + 2.0 * (PROFILE.acceptance["suffix"].mean_accept_length - 1.0)] * 8
+    planned = [one.decide(measured(load_at(0), length), running=3).plan.acceptance_length for length in lengths]
+    assert planned[0] > 1.0
+    assert planned[1:4] == [1.0] * 3
+    assert planned[-1] > 1.0
+
+
+def test_a_step_down_leaves_replicas_that_the_load_needs():
+    one, running = scaler(), 1
+    for rate in [400.0] * 6 + [60.0] * 8:
+        decision = one.decide(measured(Load(rate=rate, isl=200, osl=60)), running=running)
+        running = decision.replicas
+    busy = scaler(predictor="constant").decide(measured(Load(rate=60.0, isl=200, osl=60)), running=1)
+    assert running >= busy.replicas > 1
+
+
+def test_replicas_are_given_up_by_the_last_load_where_the_forecast_is_lower():
+    falling = scaler()
+    for rate in [200.0] * 6 + [60.0] * 2:
+        decision = falling.decide(measured(Load(rate=rate, isl=200, osl=60)), running=16)
+    assert decision.forecast.rate < 60.0
+    present = replace(decision.forecast, rate=60.0)
+    assert falling._with_count(PROFILE, present, decision.plan, decision.replicas).utilization < KEEP_BELOW
+
+
 def test_a_load_that_does_not_fit_the_profile_is_said():
     with pytest.raises(ConfigError, match="max_model_len"):
         scaler(predictor="constant").decide(measured(Load(rate=1, isl=10**5, osl=60)), running=1)
@@ -102,7 +147,11 @@ def policy(tmp_path, monkeypatch):
     clock = Clock()
     monkeypatch.setattr("forerun.deploy.ray.planner_policy.time", clock)
     one = PlannerPolicy(
-        profile=str(tmp_path / "profile"), sla="ttft=500ms,itl=20ms", interval=60.0, predictor="constant"
+        profile=str(tmp_path / "profile"),
+        sla="ttft=500ms,itl=20ms",
+        interval=60.0,
+        predictor="constant",
+        methods=["suffix"],
     )
     return one, clock
 
@@ -131,18 +180,40 @@ def planned(policy, given):
 
 def test_the_policy_keeps_what_there_is_until_it_has_planned(policy):
     one, clock = policy
-    assert one(context(0))[0] == 1
-    clock.now = 60.0
+    for clock.now in (0.0, 60.0):
+        assert planned(one, context(0))[0] == 1
+    clock.now = 120.0
     replicas, said = planned(one, context(60 * 50))
     assert replicas > 1
     assert said["replicas"] == replicas
     assert said["forecast"]["rate"] == pytest.approx(50.0)
 
 
+@pytest.mark.parametrize("heard_at", [0.0, 30.0])
+def test_what_replicas_counted_before_a_new_policy_heard_them_is_no_arrival(policy, heard_at):
+    one, clock = policy
+    lived = 100_000
+    for clock.now in (0.0, 30.0, 60.0):
+        assert planned(one, context(lived if clock.now >= heard_at else 0))[1] == {}
+    clock.now = 120.0
+    _, said = planned(one, context(lived + 60 * 20))
+    assert said["forecast"]["rate"] == pytest.approx(20.0)
+
+
+def test_the_policy_plans_with_the_drafts_of_the_replicas_alone(policy, tmp_path):
+    plain = PlannerPolicy(str(tmp_path / "profile"), "ttft=500ms,itl=20ms", 60.0, "constant", [])
+    for one, methods in ((policy[0], {"suffix", None}), (plain, {None})):
+        for number in range(3):
+            policy[1].now += 60.0
+            _, said = planned(one, context(600 * number))
+        assert (said["speculative_config"] or {}).get("method") in methods
+
+
 def test_a_load_that_cannot_be_planned_keeps_the_replicas(policy):
     one, clock = policy
-    one(context(0, target=3))
-    clock.now = 60.0
+    for clock.now in (0.0, 60.0):
+        planned(one, context(0, target=3))
+    clock.now = 120.0
     bad = context(6000, target=3)
     bad.raw_metrics["prompt_tokens"] = {"replica0": [SimpleNamespace(value=1e9)]}
     replicas, said = planned(one, bad)

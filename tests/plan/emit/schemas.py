@@ -4,7 +4,7 @@ from __future__ import annotations
 
 VLLM_OPTIONS = {  # vLLM 0.32.0, `vllm serve --help`, 2026-11
     *("--port", "--dtype", "--max-model-len", "--max-num-seqs", "--max-num-batched-tokens", "--block-size"),
-    *("--tensor-parallel-size", "--speculative-config", "--kv-transfer-config"),
+    *("--tensor-parallel-size", "--speculative-config", "--kv-transfer-config", "--quantization"),
 }
 DYNAMO_RUNTIME_OPTIONS = {
     "--discovery-backend",

@@ -13,8 +13,11 @@ import yaml
 
 from forerun.config.settings import EngineSettings
 from forerun.errors import ConfigError
+from forerun.ops.native.formats import WEIGHT_FORMATS
+from forerun.plan.emit.emission import FORERUN_FORMATS
 from forerun.plan.emit.forerun_server import resources_of
 from forerun.plan.emit.systems import OWN, SYSTEMS, emit
+from forerun.plan.profile import Profile
 from forerun.plan.sla import Sla
 from tests.plan.emit import resources, schemas
 from tests.plan.emit.plans import APART, EAGLE3, NGRAM, PLAN, SCHEDULE, WINDOW, request, with_engine, write_profile
@@ -105,8 +108,6 @@ def test_compose_and_kubernetes_run_the_replicas_with_health_checks():
 
 
 def test_servers_get_the_memory_and_cores_of_the_profile(profile_folder):
-    from forerun.plan.profile import Profile
-
     profile = Profile.load(profile_folder)
     kv_bytes = profile.num_blocks * profile.block_size * profile.kv_bytes_per_token
     files = emit("kubernetes", request(profile_folder=profile_folder)).files
@@ -169,6 +170,62 @@ def test_a_pod_asks_for_a_core_for_each_thread_and_leaves_them_out_beside_a_gpu(
     assert (needed["requests"].get("cpu"), needed["limits"].get("cpu")) == (cpu, cpu)
     said = "cores are not limited" if cpu is None else f"each pod takes {cpu} cores"
     assert any(said in note for note in emission.notes)
+
+
+def test_a_container_gives_requests_in_flight_until_just_before_it_is_killed():
+    """Whose server would else end them after 30 s."""
+    composed = emit("compose", request()).files
+    config, deployment, _ = yaml.safe_load_all(emit("kubernetes", request()).files["forerun.yaml"])
+    servers = [yaml.safe_load(text) for text in (composed["serve.yaml"], config["data"]["serve.yaml"])]
+    grace = yaml.safe_load(composed["compose.yaml"])["services"]["forerun"]["stop_grace_period"]
+    pod = deployment["spec"]["template"]["spec"]
+    assert [one["shutdown-timeout"] for one in servers] == [120, 120]
+    assert 120 < int(grace.removesuffix("s")) == pod["terminationGracePeriodSeconds"]
+    assert "shutdown-timeout" not in yaml.safe_load(emit("forerun", request()).files["serve.yaml"])
+
+
+def test_the_memory_of_a_server_has_room_for_the_drafters_part_of_each_block(profile_folder):
+    profile = Profile.load(profile_folder)
+    replace(profile, drafter_block_bytes={"head": 10_000}).save(profile_folder)
+    head = profile.configs["head"]
+    plain, drafting, shorter, other = (
+        resources_of(request(with_engine(PLAN, device="cpu"), profile_folder=profile_folder, speculative_config=config))
+        for config in (None, head, head | {"num_speculative_tokens": 1}, NGRAM)
+    )
+    assert drafting == shorter
+    assert plain == other
+    assert drafting.kv_bytes - plain.kv_bytes == profile.num_blocks * 10_000
+    assert drafting.memory_mib - plain.memory_mib == pytest.approx(profile.num_blocks * 10_000 / 2**20, abs=1)
+    on_gpu = request(with_engine(PLAN, device="cuda"), profile_folder=profile_folder, speculative_config=head)
+    assert resources_of(on_gpu).kv_bytes == plain.kv_bytes
+    assert any("fewer blocks than planned" in note for note in emit("kubernetes", on_gpu).notes)
+
+
+@pytest.mark.parametrize("system", ["vllm", "ray", "dynamo"])
+def test_the_format_of_a_servers_weights_is_passed_on_to_vllm(system, profile_folder):
+    plan = with_engine(PLAN, quantization="fp8")
+    for name, text in emit(system, request(plan, profile_folder=profile_folder)).files.items():
+        assert "quantization" in text or name == "mocker.sh"
+    (words,) = commands(emit("vllm", request(plan)).files["serve.sh"])
+    assert value(words, "--quantization") == "fp8"
+    assert options(words) <= schemas.VLLM_OPTIONS
+
+
+@pytest.mark.parametrize("system", [*OWN, "sglang", "trtllm"])
+def test_the_format_of_a_servers_weights_is_refused_where_it_cannot_run(system):
+    with pytest.raises(ConfigError, match=r"'fp8' is a format of the server that was profiled.*emit to vllm"):
+        emit(system, request(with_engine(PLAN, quantization="fp8")))
+
+
+def test_foreruns_formats_are_those_that_its_kernels_round_to():
+    assert [one.name for one in WEIGHT_FORMATS.values() if one.is_quantization] == list(FORERUN_FORMATS)
+
+
+@pytest.mark.parametrize("length", [None, "4", 0])
+def test_dynamo_wants_a_number_of_drafted_tokens(length, profile_folder):
+    config = NGRAM | {"num_speculative_tokens": length}
+    with pytest.raises(ConfigError, match=f"num_speculative_tokens: got {length!r}; vLLM wants a number from 1"):
+        emit("dynamo", request(speculative_config=config, profile_folder=profile_folder))
 
 
 @pytest.mark.parametrize("system", ["compose", "kubernetes"])

@@ -168,10 +168,7 @@ def test_taking_steps_together_changes_nothing(
         return (
             records,
             [(replica.steps, replica.gaps, replica.engine.stats, replica.engine.state) for replica in replicas],
-            [
-                (list(pool._free_cached), pool._free_uncached, pool.num_evictions, pool._cache._block_by_digest)
-                for pool in pools
-            ],
+            [(list(pool._free_cached), pool._free_uncached, pool._cache._block_by_digest) for pool in pools],
             [replica.engine._num_executed for replica in replicas],
         )
 

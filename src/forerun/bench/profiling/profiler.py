@@ -34,8 +34,10 @@ from forerun.bench.profiling.step_sweep import RoundResult, level_rounds, step_s
 from forerun.bench.profiling.traces import step_seconds_of_texts, trace_drafts
 from forerun.bench.recording import Recording, read_recording, record, write_recording
 from forerun.bench.replay import drafts_from_text
+from forerun.config.kv_memory import feature_widths
 from forerun.config.settings import EngineSettings
 from forerun.config.speculative_config import resolve_speculative
+from forerun.drafters.base import KeepsKV
 from forerun.errors import ConfigError
 from forerun.executor.device import DeviceExecutor
 from forerun.kv.cache import bytes_per_block
@@ -308,6 +310,7 @@ class Profiler:
         drafting: dict[str, DraftingCost] = {}
         acceptance: dict[str, AcceptanceProfile] = {}
         traces: dict[str, Path] = {}
+        block_bytes: dict[str, int] = {}
         step_times = StepTimeModel.fit(level_rounds(rounds))
         for number, (name, config) in enumerate(self.task.configs.items()):
             stage = _drafter_stage(number)
@@ -317,6 +320,8 @@ class Profiler:
             assert found is not None, "it was kept"
             drafting[name] = found.cost
             acceptance |= found.acceptance
+            if found.block_bytes is not None:
+                block_bytes[name] = found.block_bytes
             if found.trace is not None:
                 traces[name] = self.folder / found.trace
             on_drafter()
@@ -336,6 +341,7 @@ class Profiler:
             configs={name: dict(config) for name, config in self.task.configs.items()},
             drafting=drafting,
             acceptance=acceptance,
+            drafter_block_bytes=block_bytes,
             traces=traces,
             conditions={
                 "grid": grid.to_json(),
@@ -384,23 +390,40 @@ class Profiler:
             acceptance |= {f"{name}/{kind}": live.acceptance(kind) for kind in kinds}
         return {
             "cost": cost.to_json(),
+            "block_bytes": self._block_bytes(name, config),
             "acceptance": {key: one.to_json() for key, one in acceptance.items()},
             "trace": where,
         }
 
+    def _block_bytes(self, name: str, config: Mapping[str, Any]) -> int:
+        """What a drafter adds to each KV block: its own KV, and the target's features that it reads."""
+        llm = make_engine(name, self.target, self.task.settings, config, num_sequences=1, longest=CHECKED_TOKENS)
+        drafter, model = llm.executor.drafting.drafter, self.target.model
+        features = bytes_per_block(
+            [],
+            block_size=self.task.settings.block_size,
+            dtype=model.dtype,
+            feature_widths=feature_widths(model, drafter.needs),
+        )
+        return features + (drafter.kv_bytes_per_block if isinstance(drafter, KeepsKV) else 0)
+
 
 class _MeasuredDrafter(NamedTuple):
-    """What was measured of a drafter: its cost, its acceptance by class of prompts, its trace's place in the folder."""
+    """What was measured of a drafter: its cost, its acceptance by class of prompts, its trace's place in the folder.
+
+    `block_bytes` is what it adds to each KV block; None where an older forerun measured it.
+    """
 
     cost: DraftingCost
     acceptance: dict[str, AcceptanceProfile]
     trace: str | None
+    block_bytes: int | None
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> _MeasuredDrafter:
         """What `Profiler` kept."""
         acceptance = {key: AcceptanceProfile.from_json(one) for key, one in record["acceptance"].items()}
-        return cls(DraftingCost.from_json(record["cost"]), acceptance, record["trace"])
+        return cls(DraftingCost.from_json(record["cost"]), acceptance, record["trace"], record.get("block_bytes"))
 
 
 def _drafter_stage(number: int) -> str:

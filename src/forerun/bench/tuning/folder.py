@@ -29,8 +29,8 @@ class TuningFolder:
     `steps*.json` the step times, `screening.json` what was simulated, `rounds.json` the real runs by round.
     """
 
-    def __init__(self, path: Path, identity: Mapping[str, Any]) -> None:
-        """Open a folder, or begin one.
+    def __init__(self, path: Path, identity: Mapping[str, Any], *, begins: bool = True) -> None:
+        """Open a folder, or begin one; without `begins` see whether it could be, and write nothing.
 
         Raises:
             ConfigError: it is of another tuning, holds something else, or cannot be written.
@@ -44,6 +44,8 @@ class TuningFolder:
             raise ConfigError(f"--output: {path} exists and is no folder of a tuning; give another")
         else:
             check_writable_folder("--output", path)
+            if not begins:
+                return
             path.mkdir(parents=True, exist_ok=True)
             write(settings, self.identity)
 

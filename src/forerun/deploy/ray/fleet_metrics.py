@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import count
 from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -33,9 +34,13 @@ class _Together(Collector):
 
 
 def together(replicas: Sequence[ReplicaMetrics]) -> bytes:
-    """One text in Prometheus' format; replicas are numbered from 0 in the order of their ranks."""
+    """One text in Prometheus' format; a replica's number is its rank, or a free one where another has that rank already."""
     families: dict[tuple[str, str], Metric] = {}
-    for number, replica in enumerate(sorted(replicas)):
+    ranks, labelled = {one.rank for one in replicas}, set[int]()
+    free = (number for number in count() if number not in ranks)
+    for replica in sorted(replicas):
+        number = next(free) if replica.rank in labelled else replica.rank
+        labelled.add(replica.rank)
         for family in text_string_to_metric_families(replica.text):
             merged = families.setdefault(
                 (family.name, family.type), Metric(family.name, family.documentation, family.type)

@@ -22,6 +22,7 @@ from typing import Any
 import forerun.errors
 from forerun.deploy.ray.installation import check_ray
 from forerun.deploy.ray.options import ReplicaOptions, threads_per_replica, usable_cores
+from forerun.deploy.ray.planned_drafts import planned_methods
 from forerun.deploy.ray.prefix_header import IMPORT_PATH, IMPORT_VARIABLE
 from forerun.deploy.ray.replica import EngineReplica, ReplicaSpec
 from forerun.errors import ConfigError, ModelError
@@ -75,8 +76,8 @@ def deployment_settings(spec: ReplicaSpec, options: ReplicaOptions, placement: P
     """Arguments of `serve.deployment`.
 
     Raises:
-        ConfigError: the profile or the SLA by which replicas scale cannot be read, or a tensor-parallel replica has more
-            processes than threads.
+        ConfigError: the profile or the SLA by which replicas scale cannot be read, the profile has not the drafts of the
+            replicas, or a tensor-parallel replica has more processes than threads.
     """
     threads = placement.num_threads or max(1, int(placement.num_cpus))
     server = spec.options
@@ -110,15 +111,15 @@ def deployment_settings(spec: ReplicaSpec, options: ReplicaOptions, placement: P
     if options.max_replicas is None:
         settings["num_replicas"] = options.replicas
     else:
-        settings["autoscaling_config"] = _autoscaling(options)
+        settings["autoscaling_config"] = _autoscaling(spec, options)
     return settings
 
 
-def _autoscaling(options: ReplicaOptions) -> dict[str, Any]:
+def _autoscaling(spec: ReplicaSpec, options: ReplicaOptions) -> dict[str, Any]:
     if options.scaling_profile is None or options.sla is None:  # refused by the options themselves
         raise ConfigError("max_replicas: needs scaling_profile and sla")
     parse_sla(options.sla)
-    Profile.load(options.scaling_profile)
+    methods = planned_methods(Profile.load(options.scaling_profile), spec.settings)
     return {
         "min_replicas": options.replicas,
         "initial_replicas": options.replicas,
@@ -135,6 +136,7 @@ def _autoscaling(options: ReplicaOptions) -> dict[str, Any]:
                 "sla": options.sla,
                 "interval": options.scaling_interval,
                 "predictor": options.scaling_predictor,
+                "methods": methods,
             },
         },
     }

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from forerun.deploy.ray.load_meter import MeasuredInterval
-from forerun.plan.corrections import CorrectionFactor
+from forerun.plan.corrections import acceptance_factor
 from forerun.plan.day_plan import SECONDS_PER_HOUR
-from forerun.plan.day_replay import LoadForecast
+from forerun.plan.day_replay import LoadForecast, at_least
 from forerun.plan.deployment_planner import (
     DEFAULTS,
     PlanningOptions,
@@ -50,8 +50,9 @@ class SlaScaler:
     """Decides interval by interval.
 
     A new count is what the planner says for the predicted load. Replicas are given up only where those that remain
-    stay below 80 % busy, as `forerun plan --running` has it. Tokens per step are compared with the profile's, and the
-    planner is told the ratio.
+    stay below 80 % busy, as `forerun plan --running` has it, by the predicted load or, where that is more, by the rate
+    that was measured last. Tokens that drafts add to a step are compared with the profile's, and the planner is told
+    the ratio; where it plans no drafts, with those that it planned last.
 
     Args:
         profile: of one engine.
@@ -84,10 +85,8 @@ class SlaScaler:
         self._forecast = LoadForecast(
             lambda: HarmonicPredictor(period) if predictor == "harmonic" else make_predictor(predictor)
         )
-        self._acceptance = CorrectionFactor("acceptance length")
-        self._profiled_length: float | None = (
-            None  # tokens per step that the profile predicts where nothing is corrected
-        )
+        self._acceptance = acceptance_factor()
+        self._profiled: float | None = None  # tokens that drafts add to a step by the profile; None: not planned yet
 
     def decide(self, measured: MeasuredInterval, *, running: int) -> ScalingDecision:
         """Note an interval, and say what the next one needs.
@@ -96,9 +95,9 @@ class SlaScaler:
             ConfigError: the load does not fit the profile's engine, or acceptance is far from the profile's.
         """
         self._forecast.add(measured.load)
-        if measured.tokens_per_step is not None and self._profiled_length is not None:
+        if measured.tokens_per_step is not None and self._profiled is not None:
             self._acceptance.observe(
-                observed=measured.tokens_per_step, predicted=self._profiled_length, num_steps=measured.num_steps
+                observed=measured.tokens_per_step - 1.0, predicted=self._profiled, num_steps=measured.num_steps
             )
         load = self._forecast.predict()
         if load is None:
@@ -106,11 +105,14 @@ class SlaScaler:
         factor = self._acceptance.checked()
         profile = corrected(self._profile, time_factor=1.0, acceptance_factor=factor)
         answer = plan_engines(profile, load, self._sla, self._options)
-        self._profiled_length = answer.plan.acceptance_length / factor
+        added = answer.plan.acceptance_length - 1.0
+        if added > 0.0:
+            self._profiled = added / factor
+        present = at_least(load, measured.load)
         count = kept_engines(
             answer.plan.replicas,
             running=running,
-            busy_share=lambda number: self._with_count(profile, load, answer.plan, number).utilization,
+            busy_share=lambda number: self._with_count(profile, present, answer.plan, number).utilization,
         )
         count = min(max(count, self._least), self._most)
         return ScalingDecision(replicas=count, forecast=load, plan=self._with_count(profile, load, answer.plan, count))

@@ -17,7 +17,7 @@ from forerun.errors import ConfigError
 from forerun.plan.deployment_plan import Layout
 from forerun.plan.dynamo_files import DECODE_FILE, DECODE_KEYS, PREFILL_FILE, PREFILL_KEYS, read_arrays
 from forerun.plan.emit.emission import SCRIPT_HEAD, Emission, EmitRequest, script, yaml_text
-from forerun.plan.emit.speculation import drafter_kv_notes, vllm_notes
+from forerun.plan.emit.speculation import drafter_kv_notes, vllm_config, vllm_notes
 from forerun.plan.emit.vllm import engine_options
 from forerun.plan.profile import PROFILE_FILE
 
@@ -244,8 +244,9 @@ def _traps(request: EmitRequest, measured: int | None) -> list[str]:
 
 
 def _num_drafted(request: EmitRequest) -> int:
-    """K."""
-    return int((request.plan.speculative_config or {}).get("num_speculative_tokens", 0))
+    """K, which vLLM must be told; 0 where nothing is drafted."""
+    config = request.plan.speculative_config
+    return 0 if config is None else int(vllm_config(config)["num_speculative_tokens"])
 
 
 def _workers(request: EmitRequest) -> list[_Worker]:

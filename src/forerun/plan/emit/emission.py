@@ -14,6 +14,9 @@ import yaml
 from forerun.plan.deployment_plan import DeploymentPlan
 from forerun.plan.profile import NAMES, Profile
 
+FORERUN_FORMATS = ("int8", "int4", "int4-symmetric")
+"""What forerun's kernels round weights to; profiles of servers may have other formats."""
+
 SCRIPT_HEAD = "#!/bin/sh\nset -e\n"
 
 

@@ -9,13 +9,15 @@ from typing import Any, NamedTuple
 
 from forerun.errors import ConfigError
 from forerun.plan.deployment_plan import Layout
-from forerun.plan.emit.emission import Emission, EmitRequest, beside_script, script, yaml_text
+from forerun.plan.emit.emission import FORERUN_FORMATS, Emission, EmitRequest, beside_script, script, yaml_text
+from forerun.plan.profile import Profile
 
 IMAGE = "forerun"  # docker build -f deploy/Dockerfile -t forerun .
 PORT = 8000
 CONFIG_FILE = "serve.yaml"
 CONFIG_FOLDER = "/config"
 DRAIN_SECONDS = 120  # that a request in flight may take to its end
+GRACE_SECONDS = DRAIN_SECONDS + 10  # until a server is killed, which ends itself by then
 HEALTH_CHECK = f"import urllib.request; urllib.request.urlopen('http://127.0.0.1:{PORT}/health', timeout=4)"
 MIB = 2**20
 PROCESS_BYTES = 2**30  # of Python, its packages and activations
@@ -39,7 +41,7 @@ def forerun(request: EmitRequest) -> Emission:
             ["forerun", "serve", "--config", beside_script(CONFIG_FILE), "--port", f'"${{PORT:-{PORT}}}"']
         ),
     }
-    return Emission(files=files, notes=_several(request))
+    return Emission(files=files, notes=(*_several(request), *_kv_notes(request)))
 
 
 def compose(request: EmitRequest) -> Emission:
@@ -69,12 +71,12 @@ def compose(request: EmitRequest) -> Emission:
         "tmpfs": ["/tmp"],
         "cap_drop": ["ALL"],
         "security_opt": ["no-new-privileges:true"],
-        "stop_grace_period": f"{DRAIN_SECONDS}s",
+        "stop_grace_period": f"{GRACE_SECONDS}s",
         "restart": "unless-stopped",
     }
     files = {
         "compose.yaml": yaml_text({"services": {"forerun": service}, "volumes": {"models": {}}}),
-        CONFIG_FILE: yaml_text(server_options(request)),
+        CONFIG_FILE: yaml_text(container_options(request)),
     }
     together = "give each server cores of its own with cpuset: those that share cores wait for each other"
     if resources.gpus:
@@ -83,6 +85,7 @@ def compose(request: EmitRequest) -> Emission:
         *_image_notes(request),
         *_path_notes(request),
         *_resource_notes(request),
+        *_kv_notes(request),
         *_several(request),
         *(() if is_one else (together,)),
     )
@@ -116,7 +119,7 @@ def kubernetes(request: EmitRequest) -> Emission:
         },
     } | _pod_resources(resources_of(request))
     pod = {
-        "terminationGracePeriodSeconds": DRAIN_SECONDS,
+        "terminationGracePeriodSeconds": GRACE_SECONDS,
         "containers": [container],
         "volumes": [
             {"name": "config", "configMap": {"name": name}},
@@ -131,7 +134,7 @@ def kubernetes(request: EmitRequest) -> Emission:
             "apiVersion": "v1",
             "kind": "ConfigMap",
             "metadata": {"name": name, "labels": labels},
-            "data": {CONFIG_FILE: yaml_text(server_options(request))},
+            "data": {CONFIG_FILE: yaml_text(container_options(request))},
         },
         {
             "apiVersion": "apps/v1",
@@ -156,6 +159,7 @@ def kubernetes(request: EmitRequest) -> Emission:
         "models are read anew by each pod: mount a volume that they share in place of the emptyDir to read them once",
         *_core_notes(request),
         *_resource_notes(request),
+        *_kv_notes(request),
     )
     return Emission(files={"forerun.yaml": yaml_text(*documents)}, notes=notes)
 
@@ -164,7 +168,7 @@ def server_options(request: EmitRequest) -> dict[str, Any]:
     """The options of `forerun serve`, in the names of its configuration file.
 
     Raises:
-        ConfigError: prefill and decode are apart, which forerun's servers are not.
+        ConfigError: prefill and decode are apart, which forerun's servers are not, or weights in a format that they lack.
     """
     plan = request.plan
     if plan.layout is not Layout.AGGREGATED:
@@ -172,6 +176,11 @@ def server_options(request: EmitRequest) -> dict[str, Any]:
             "layout: forerun's servers compute prompts and answers; plan with --layout aggregated, or emit to dynamo or trtllm"
         )
     engine = plan.engine
+    if engine.quantization not in (None, *FORERUN_FORMATS):
+        raise ConfigError(
+            f"quantization: {engine.quantization!r} is a format of the server that was profiled, forerun has "
+            f"{', '.join(FORERUN_FORMATS)}; emit to vllm, dynamo or ray, or profile forerun itself"
+        )
     options: dict[str, Any] = {
         "model": request.model,
         "max-num-seqs": engine.max_num_seqs,
@@ -194,8 +203,16 @@ def server_options(request: EmitRequest) -> dict[str, Any]:
     return options | {"speculative-config": plan.speculative_config}
 
 
+def container_options(request: EmitRequest) -> dict[str, Any]:
+    """The same for a server in a container, whose requests may come to their end before it is killed."""
+    return server_options(request) | {"shutdown-timeout": DRAIN_SECONDS}
+
+
 def resources_of(request: EmitRequest) -> _Resources:
     """A core for each thread that computed or GPUs, and with the profile's folder the memory of its KV cache and weights.
+
+    On a CPU the KV cache has as many blocks as were profiled, the drafter's part of each included. On GPUs, which were full, it has
+    the memory that was profiled, so that a drafter with KV leaves fewer blocks. Weights of drafters are not counted.
 
     Raises:
         ConfigError: the folder has no profile, or another one than the plan was made from.
@@ -211,9 +228,17 @@ def resources_of(request: EmitRequest) -> _Resources:
     kv_bytes = profile.kv_cache_memory_bytes
     if kv_bytes is None:
         kv_bytes = profile.num_blocks * profile.block_size * profile.kv_bytes_per_token
+    if not has_gpu:  # whose memory has no room beside what was profiled
+        kv_bytes += profile.num_blocks * _drafter_block_bytes(request, profile)
     total = WEIGHT_COPIES * profile.weight_bytes + PROCESS_BYTES * engine.tensor_parallel_size
     total += 0 if has_gpu else kv_bytes  # which lies in the memory of the GPUs
     return _Resources(count, gpus, kv_bytes, math.ceil(total / MIB))
+
+
+def _drafter_block_bytes(request: EmitRequest, profile: Profile) -> int:
+    """What the planned drafter adds to each KV block; 0 where that is not known."""
+    names = profile.configs_like(request.plan.speculative_config or {})
+    return max((profile.drafter_block_bytes.get(name, 0) for name in names), default=0)
 
 
 def _pod_resources(resources: _Resources) -> dict[str, Any]:
@@ -242,7 +267,18 @@ def _resource_notes(request: EmitRequest) -> tuple[str, ...]:
     if resources_of(request).memory_mib is None:
         return ("memory is not limited: with --profile it is that of the profiled KV cache and the weights",)
     kv = "" if request.plan.engine.device == "cuda" else "the profiled KV cache, "
-    return (f"the limit of memory is an estimate: {kv}the weights twice while loading, and 1 GiB for each process",)
+    drafter = "" if request.plan.speculative_config is None else "; weights of a drafter come on top"
+    return (
+        f"the limit of memory is an estimate: {kv}the weights twice while loading, and 1 GiB for each process{drafter}",
+    )
+
+
+def _kv_notes(request: EmitRequest) -> tuple[str, ...]:
+    """Where a drafter takes its part of the KV memory that was profiled without one."""
+    profile = request.profile()
+    if profile is None or request.plan.engine.device != "cuda" or not _drafter_block_bytes(request, profile):
+        return ()
+    return ("the drafter's KV lies in the KV memory that was profiled without it: there are fewer blocks than planned",)
 
 
 def _image_notes(request: EmitRequest) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from forerun.errors import ConfigError
 from forerun.plan.deployment_plan import Layout
-from forerun.plan.emit.emission import Emission, EmitRequest, script
+from forerun.plan.emit.emission import FORERUN_FORMATS, Emission, EmitRequest, script
 from forerun.plan.emit.speculation import vllm_config, vllm_notes
 
 
@@ -38,7 +38,7 @@ def engine_arguments(request: EmitRequest) -> dict[str, Any]:
     Raises:
         ConfigError: vLLM has no such speculation or quantization.
     """
-    check_quantization(request, "vLLM")
+    check_quantization(request, "vLLM", has_others=True)
     engine, config = request.plan.engine, request.plan.speculative_config
     arguments: dict[str, Any] = {
         "dtype": engine.dtype,
@@ -48,23 +48,39 @@ def engine_arguments(request: EmitRequest) -> dict[str, Any]:
         "block_size": engine.block_size,
         "tensor_parallel_size": engine.tensor_parallel_size,
     }
+    if engine.quantization is not None:
+        arguments["quantization"] = engine.quantization
     if config is not None:
         arguments["speculative_config"] = vllm_config(config, max_model_len=engine.max_model_len)
     return arguments
 
 
-def check_quantization(request: EmitRequest, system: str) -> None:
-    """Refuse weights that only forerun's kernels compute with, and settings that only they have."""
+def check_quantization(request: EmitRequest, system: str, *, has_others: bool = False) -> None:
+    """Refuse weights that only forerun's kernels compute with, and settings that only they have.
+
+    Args:
+        request: what is emitted.
+        system: its name, for errors.
+        has_others: it takes other formats, those of servers that were profiled, under the names that these have there.
+
+    Raises:
+        ConfigError: the system cannot run the planned engine.
+    """
     engine = request.plan.engine
     for name, value in engine.kernel_settings.items():
         raise ConfigError(
             f"{name}: {value!r:.80} is a setting of forerun's kernels, {system} has none of it; profile and plan without it"
         )
     quantization = engine.quantization
-    if quantization is not None:
+    if quantization in FORERUN_FORMATS:
         raise ConfigError(
             f"quantization: {quantization!r} is computed by forerun's kernels, {system} has its own formats; "
             "profile and plan without it"
+        )
+    if quantization is not None and not has_others:
+        raise ConfigError(
+            f"quantization: {quantization!r} is a format of the server that was profiled, {system} has names of its own; emit "
+            "to vllm, dynamo or ray, or profile a server without it"
         )
 
 
