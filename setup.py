@@ -51,7 +51,7 @@ LEVELS_OF_MACHINES = {
     },
     ("aarch64", "arm64"): {"neonbf16": [NEON, "-march=armv8.2-a+bf16+dotprod"], "neon": [NEON]},
 }
-TARGET = sysconfig.get_platform()
+TARGET = sysconfig.get_platform().replace("universal2", platform.machine())  # as the kernels are built, see above
 LEVELS = {"portable": []}
 for machine, levels in LEVELS_OF_MACHINES.items():
     if TARGET.endswith(machine):
@@ -91,7 +91,7 @@ class AnyPythonWheel(bdist_wheel):
 
     def get_tag(self):
         """(python, abi, platform)"""
-        return "py3", "none", super().get_tag()[2]
+        return "py3", "none", super().get_tag()[2].replace("universal2", platform.machine())
 
 
 def library(name, source, flags=()):

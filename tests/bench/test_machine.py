@@ -10,14 +10,14 @@ import torch
 import forerun
 from forerun import LLM
 from forerun.bench import machine
-from forerun.core import processor
+from forerun.core import cpu_name
 from forerun.ops.native.library import KERNELS_VARIABLE, load_kernels
 
 
 def test_the_line_names_processor_cores_and_versions(tmp_path, monkeypatch):
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text("processor : 0\nmodel name : Abacus 9000\nmodel name : Abacus 9000\n")
-    monkeypatch.setattr(processor, "CPUINFO", cpuinfo)
+    monkeypatch.setattr(cpu_name, "CPUINFO", cpuinfo)
     line = machine.describe_machine(torch.device("cpu"))
     assert line.startswith(f"Abacus 9000, {os.cpu_count()} cores; ")
     assert f"forerun {forerun.__version__}, torch {torch.__version__}" in line

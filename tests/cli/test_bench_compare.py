@@ -97,6 +97,7 @@ def test_compare_has_prompts_of_its_own(compare):
         (("--dtype", "int3"), "dtype: got 'int3'"),
         (("--picture", "picture.doc"), "--picture: cannot write picture.doc"),
         (("--speculative-config.method", "suffix"), "takes its configurations from --configs"),
+        (("--no-speculation",), "takes its configurations from --configs"),
         (("--kv-transfer-config.kv-role", "kv_producer"), "bench compare saves no hidden states"),
     ],
 )

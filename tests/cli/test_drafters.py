@@ -58,8 +58,9 @@ def test_auto_is_not_the_default_where_drafts_might_change_texts(
     assert "turn it on with --speculative-config auto" in capsys.readouterr().out
 
 
-def test_a_drafter_without_a_model_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["drafters", "--speculative-config.method", "ngram"]) == 2
+@pytest.mark.parametrize("options", [("--speculative-config.method", "ngram"), ("--no-speculation",)])
+def test_a_drafter_without_a_model_is_refused(options: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["drafters", *options]) == 2
     assert "name it with --for" in capsys.readouterr().err
 
 

@@ -20,8 +20,9 @@ from benchmarks.serving import FORERUN
 from forerun.cli import loading
 from forerun.cli.app import main
 from forerun.cli.options import EngineOptions
+from forerun.cli.serve import replica_spec
 from forerun.deploy.disaggregated.options import PrefillOptions
-from forerun.errors import ModelError
+from forerun.errors import ConfigError, ModelError
 from forerun.server.options import ServerOptions
 from tests.stand_in import save_stand_in
 
@@ -124,6 +125,27 @@ def test_keys_may_be_given_in_the_environment_and_several_times(
     monkeypatch.setenv("FORERUN_API_KEY", "secret")
     main(["serve", "m"])
     assert started.server.api_key == ("secret",)
+
+
+@pytest.mark.parametrize("key", ["", " "])
+def test_an_empty_key_in_the_environment_does_not_open_the_server(
+    key: str, started: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORERUN_API_KEY", key)
+    assert main(["serve", "m"]) == 2
+    assert "api_key: got an empty one; give a key" in capsys.readouterr().err
+    assert started.server is None
+
+
+def test_a_key_in_the_environment_may_have_spaces(started: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORERUN_API_KEY", "my secret key")
+    assert main(["serve", "m"]) == 0
+    assert started.server.api_key == ("my secret key",)
+
+
+def test_no_replica_watches_a_head(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"watch_head: replicas keep their heads; .* leave out --watch-head"):
+        replica_spec("m", ServerOptions(watch_head=tmp_path), EngineOptions())
 
 
 def test_speculation_may_be_given_in_the_environment(started: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:

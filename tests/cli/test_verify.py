@@ -77,6 +77,7 @@ def test_prompts_come_from_a_file(model, capsys, tmp_path):
         (("--prompts", "no-such-file.txt"), "cannot read no-such-file.txt"),
         (("--num-samples", "0"), "--num-samples: got 0"),
         (("--max-tokens", "-1"), "--max-tokens: got -1"),
+        (("--no-speculation",), "--no-speculation: verify checks what drafts do; leave it out"),
     ],
 )
 def test_a_wrong_option_is_one_line_and_exit_code_two(model, capsys, options, hint):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
 from forerun.core.draft import NO_DRAFT, Draft
 
 
@@ -196,3 +198,16 @@ CASES = {
 
 OWN_KV = ("draft-model", "draft-model-tree", "pard", "eagle", "eagle3", "peagle", "dflash", "mtp", "hybrid")
 """Drafters with KV of their own, which goes from engine to engine with the target's."""
+
+REPRESENTATIVE = (
+    *("plain", "ngram", "suffix-tree", "recycle", "auto", "auto-with-model", "auto-moody", "adaptive"),
+    *("moody", "random-tree", "extract", "hybrid", "hybrid-self", "oracle-tree"),
+    *("draft-model", "draft-model-dynamic-tree", "draft-model-foreign", "pard", "self-exit", "mtp"),
+    *("eagle-tree", "eagle3", "peagle", "dflash", "medusa-tree", "mlp-speculator"),
+)
+"""Each class of drafter and each form of draft once: what a claim is made over that holds for one row as for its like."""
+
+
+def usually(drafters, *, chosen=REPRESENTATIVE):
+    """The parameters of a test, of which those beside `chosen` run with the slow ones."""
+    return [pytest.param(drafter, marks=() if drafter in chosen else pytest.mark.slow) for drafter in drafters]

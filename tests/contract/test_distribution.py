@@ -7,7 +7,7 @@ import pytest
 from forerun.proof.adversary import AdversarialDrafter
 from forerun.proof.report import Verdict
 from forerun.proof.sampled import plan_experiment, run_experiment
-from tests.contract.drafters import CASES
+from tests.contract.drafters import CASES, usually
 from tests.engines import tiny_llm
 
 ADVERSARIAL = {"method": AdversarialDrafter, "num_speculative_tokens": 4}
@@ -20,17 +20,11 @@ def experiment():
     return plan_experiment(tiny_llm(max_num_seqs=64), num_tokens=5, seed_text_ids=SEED_TEXT)
 
 
-def usually(drafters, *, chosen):
-    """The parameters of a test, of which those beside `chosen` run with the slow ones."""
-    return [pytest.param(drafter, marks=() if drafter in chosen else pytest.mark.slow) for drafter in drafters]
-
-
-# Whatever drafts, a text of this verifier's is plain decoding's (test_contract.py), so here it is enough that each kind of
-# draft is looked at: none, chains and trees, of the host's tables and of every kind of network, drawn ones and mixed ones.
+# Whatever drafts, a text of this verifier's is plain decoding's to the token (test_contract.py), so here it is enough that
+# each kind of draft is looked at: none, trees of the host's and of a network's, drawn chains, mixed and hostile ones.
 MATCHED = [
-    *("plain", "ngram", "suffix-tree", "recycle", "auto", "adaptive", "extract", "zero", "moody", "hybrid-self"),
-    *("draft-model", "draft-model-coupled", "draft-model-tree", "draft-model-foreign", "pard", "eagle3-dynamic-tree"),
-    *("dflash", "dflash-coupled", "medusa-tree", "mlp-speculator", "self-exit", "mtp", "adversarial"),
+    *("plain", "suffix-tree", "draft-model-tree", "draft-model-coupled", "dflash-coupled", "hybrid-self"),
+    "adversarial",
 ]
 
 
@@ -56,8 +50,9 @@ def test_samples_fit_the_target_under_rejection(experiment, drafter, method):
 
 # A verifier sees probabilities alone, in a chain or in a tree: both verify both, and each drafter's are verified by one.
 BY_BOTH = ("draft-model", "draft-model-tree", "draft-model-foreign")
-BY_STANDARD = ("self-exit", "eagle-tree", "pard", "pard-tree", "peagle", "medusa-tree")
-BY_BLOCK = ("eagle3", "dflash", "dflash-tree", "medusa", "mlp-speculator")
+BY_STANDARD = ("self-exit", "eagle-tree", "pard", "peagle", "medusa-tree")
+BY_BLOCK = ("eagle3", "dflash", "medusa", "mlp-speculator")
+RARELY = ("pard-tree", "dflash-tree")  # trees of the same probabilities as the chains above
 
 
 @pytest.mark.parametrize(
@@ -68,6 +63,11 @@ BY_BLOCK = ("eagle3", "dflash", "dflash-tree", "medusa", "mlp-speculator")
         *((drafter, "block") for drafter in BY_BLOCK),
         *(pytest.param(drafter, "block", marks=pytest.mark.slow) for drafter in BY_STANDARD),
         *(pytest.param(drafter, "standard", marks=pytest.mark.slow) for drafter in BY_BLOCK),
+        *(
+            pytest.param(drafter, method, marks=pytest.mark.slow)
+            for drafter in RARELY
+            for method in ("standard", "block")
+        ),
     ],
 )
 def test_samples_fit_the_target_where_the_drafter_tells_its_probabilities(experiment, drafter, method):

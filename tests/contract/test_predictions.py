@@ -10,13 +10,13 @@ import pytest
 from forerun import SamplingParams
 from forerun.core.stats import PredictionCounts, SpeculationStats
 from forerun.engine.engine import Engine
-from tests.contract.drafters import CASES, NGRAM
+from tests.contract.drafters import CASES, NGRAM, usually
 from tests.contract.test_contract import GREEDY, PROMPTS, TIGHT, assert_nothing_is_held
 from tests.engines import VOCAB_SIZE, engine_of, native_target, tiny_llm
 from tests.grammars import SCHEMA, text_target
 from tests.native import needs_kernels
 
-COUNT = 24
+COUNT = 16
 SAMPLED = {"temperature": 0.9, "top_p": 0.95, "presence_penalty": 0.5, "max_tokens": 24, "ignore_eos": True}
 KINDS = {"greedy": [GREEDY] * COUNT, "sampled": [SamplingParams(seed=i, **SAMPLED) for i in range(COUNT)]}
 LONGEST = 128  # max_model_len of these engines
@@ -55,8 +55,10 @@ def tokens_of(outputs):
     return [output.outputs[0].token_ids for output in outputs]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", PREDICTIONS)
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [*((name, "greedy") for name in PREDICTIONS), *((name, "sampled") for name in ("right", "wrong", "half right"))],
+)
 def test_no_prediction_changes_the_text(name, kind):
     llm = tiny_llm(NGRAM, **TIGHT)
     outputs = llm.generate(PROMPTS[:COUNT], predicting(kind, name), use_tqdm=False)
@@ -66,7 +68,7 @@ def test_no_prediction_changes_the_text(name, kind):
     assert not llm.executor._known._predictions._places
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", usually(CASES))
 def test_it_is_drafted_first_whatever_the_method(case):
     llm = tiny_llm(CASES[case], **TIGHT)
     outputs = llm.generate(PROMPTS[:COUNT], predicting("greedy", "half right"), use_tqdm=False)
@@ -153,7 +155,7 @@ def test_greedy_text_is_the_same_under_other_verifiers(method):
 def test_in_bf16_on_the_native_kernels_text_and_logprobs_are_the_same_bits():
     sampling = [
         SamplingParams(temperature=temperature, seed=i, max_tokens=16, logprobs=2)
-        for i, temperature in enumerate([0.0, 0.8, 1.2] * 8)
+        for i, temperature in enumerate([0.0, 0.8, 1.2, 0.8] * 4)
     ]
     plain = tiny_llm(target=native_target()).generate(PROMPTS[:COUNT], sampling, use_tqdm=False)
     predictions = [

@@ -11,7 +11,7 @@ from collections import Counter
 import pytest
 
 from forerun import SamplingParams
-from tests.contract.drafters import CASES, SUFFIX, oracle
+from tests.contract.drafters import CASES, SUFFIX, oracle, usually
 from tests.contract.test_contract import PROMPTS, TIGHT, assert_nothing_is_held
 from tests.engines import engine_of, tiny_llm
 from tests.grammars import SCHEMA, encode, text_target
@@ -80,7 +80,7 @@ def test_complete_texts_match_and_others_are_cut_by_length():
     assert len({completions[0][0] for completions in plainly()}) > 24 / 36 * COUNT
 
 
-@pytest.fixture(params=[*CASES, "oracle-tree"])
+@pytest.fixture(params=usually([*CASES, "oracle-tree"]))
 def config(request):
     """The speculative_config of each drafter in turn."""
     if request.param == "oracle-tree":

@@ -14,6 +14,8 @@ from forerun.config.settings import EngineSettings
 from forerun.config.speculative_config import resolve_speculative
 from forerun.core.sampling_params import SamplingParams
 from forerun.drafters.auto import DEFAULT_MEMORY
+from forerun.drafters.eagle import Eagle3Config
+from forerun.drafters.guard import GuardedDrafter
 from forerun.drafters.priced import HOPE
 from forerun.errors import ConfigError
 from forerun.models import shipped_heads
@@ -30,6 +32,10 @@ from tests.tiny_models import save_tiny_model
 from tests.tiny_tokenizer import save_tiny_tokenizer
 
 IN_BLOCKS = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
+EXTRACT = {
+    "method": "extract_hidden_states",
+    "draft_model_config": {"hf_config": {"eagle_aux_hidden_state_layer_ids": [1]}},
+}
 PROMPT = {"prompt_token_ids": [1, 2, 3, 4, 1, 2, 3, 4, 1, 2]}
 
 
@@ -169,9 +175,32 @@ def test_a_failing_model_costs_its_drafts_only():
     assert llm.stats.num_failed_drafts > 0
 
 
+@pytest.mark.parametrize("own", [{"method": "draft_model", "model": "tiny"}, {"method": "self", "exit_layer": 1}])
+def test_a_prompt_that_was_read_for_another_sequence_is_not_to_be_read_again(own, monkeypatch):
+    unread = []
+    num_unread = GuardedDrafter.num_unread
+
+    def noted(self, request):
+        unread.append(num_unread(self, request))
+        return unread[-1]
+
+    monkeypatch.setattr(GuardedDrafter, "num_unread", noted)
+    llm = tiny_llm({"method": "auto", "drafter": own})
+    found = []
+    for _ in range(2):
+        unread.clear()
+        llm.generate({"prompt_token_ids": list(range(6, 86))}, SamplingParams(max_tokens=6), use_tqdm=False)
+        found.append(unread[0])
+    if own["method"] == "draft_model":
+        assert found[0] == 80
+    assert found[1] < 16
+
+
 def test_hidden_states_are_not_saved_by_the_way():
     with pytest.raises(ConfigError, match="extract_hidden_states"):
         resolve_speculative("auto", storage())
+    with pytest.raises(ConfigError, match="'extract_hidden_states' drafts nothing, and beside auto saves nothing"):
+        resolve_speculative({"method": "auto", "drafter": EXTRACT})
 
 
 @pytest.fixture
@@ -212,6 +241,39 @@ def test_a_head_that_comes_with_forerun_drafts_unasked_in_the_bits_that_memory_h
     if bits:
         (layer,) = model.guarded.drafter._predictor._head._layers.layers
         assert {weight.format.name for weight in layer.weights.values()} == {"Q4_1" if bits == "int4" else bits}
+
+
+OTHER_VERIFIERS = ["standard", "block", "typical"]
+
+
+@needs_kernels
+@pytest.mark.parametrize("method", ["matching", *OTHER_VERIFIERS])
+def test_a_head_drafts_by_the_targets_draws_only_where_the_verifier_decides_by_them(
+    shipped, folder, method, monkeypatch
+):
+    built = []
+    build = Eagle3Config.build
+    monkeypatch.setattr(Eagle3Config, "build", lambda self, target: built.append(self) or build(self, target))
+    config = {"method": "auto", "auto_memory": 100, "rejection_sample_method": method}
+    llm = LLM(folder, speculative_config=config, max_model_len=128)
+    assert head_choice(llm).is_used
+    llm.replace_head(shipped.folder)
+    expected = "coupled" if method == "matching" else "greedy"
+    assert [one.draft_sample_method for one in built] == [expected] * 2
+
+
+@pytest.mark.parametrize("method", OTHER_VERIFIERS)
+def test_a_drafter_that_is_coupled_to_the_targets_draws_is_refused_where_another_verifier_decides(method):
+    own = {"method": "self", "quantization": "int8", "draft_sample_method": "coupled"}
+    config = {"method": "auto", "drafter": own}
+    assert resolve_speculative(config).drafter.drafter[1].draft_sample_method == "coupled"
+    with pytest.raises(
+        ConfigError, match=f"'matching' only and not with '{method}'; may be 'greedy' or 'probabilistic'"
+    ):
+        resolve_speculative(config | {"rejection_sample_method": method})
+    resolve_speculative(
+        {"method": "auto", "drafter": own | {"draft_sample_method": "greedy"}, "rejection_sample_method": method}
+    )
 
 
 @needs_kernels

@@ -91,7 +91,7 @@ def test_where_prompts_share_cached_blocks_in_a_second_run_too():
     for _ in range(2):
         llm.generate(PROMPTS[:12], GREEDY, use_tqdm=False)
     assert engine_of(llm).scheduler.num_cached_tokens > 0
-    assert_dense(seen, at_least=100)
+    assert_dense(seen, at_least=75)
 
 
 def test_where_cached_blocks_come_from_a_sequence_that_was_not_drafted_for():
@@ -106,9 +106,9 @@ def test_where_cached_blocks_come_from_a_sequence_that_was_not_drafted_for():
 def test_where_sequences_are_preempted_and_prompts_chunked():
     llm = tiny_llm(dflash(**ALIKE), **TIGHT)
     seen = recorded(llm)
-    llm.generate(PROMPTS[:40], GREEDY, use_tqdm=False)
+    llm.generate(PROMPTS[:16], GREEDY, use_tqdm=False)
     assert engine_of(llm).scheduler.num_preemptions > 0
-    assert_dense(seen, at_least=100)
+    assert_dense(seen, at_least=75)
 
 
 def test_a_long_text_is_read_in_parts(monkeypatch):
@@ -173,10 +173,10 @@ def test_on_the_kernels_drafts_do_not_depend_on_the_way_there():
     drafts = []
     for llm in (loose, tight):
         seen = recorded(llm)
-        llm.generate(PROMPTS[:30], GREEDY, use_tqdm=False)
+        llm.generate(PROMPTS[:24], GREEDY, use_tqdm=False)
         drafts.append({tuple(text): draft for text, draft in seen if len(draft) == 4})
     both = drafts[0].keys() & drafts[1].keys()
-    assert len(both) > 100
+    assert len(both) > 75
     assert all(drafts[0][text] == drafts[1][text] for text in both)
 
 

@@ -61,7 +61,7 @@ def test_its_probabilities_are_those_of_the_targets_tokens(method):
 
 def test_where_sequences_are_preempted_and_prompts_chunked():
     llm = llm_with(foreign_twin(), limits=TIGHT)
-    assert rate(llm, PROMPTS[:60], GREEDY) == 1.0
+    assert rate(llm, PROMPTS[:16], GREEDY) == 1.0
     assert engine_of(llm).scheduler.num_preemptions > 0
 
 

@@ -64,7 +64,8 @@ def features_of(text):
 
 def assert_drafts_are_those_of_the_formulas(kind, seen, *, least):
     head, checked = dense_twin(kind), 0
-    for text, draft in seen[:: max(1, len(seen) // 40)]:
+    drafted = [(text, draft) for text, draft in seen if draft.token_ids]
+    for text, draft in drafted[:: max(1, len(drafted) // 40)]:
         assert list(draft.token_ids) == dense.draft(head, features_of(text), text, len(draft)), text
         checked += len(draft)
     assert checked >= least
@@ -81,7 +82,7 @@ def test_drafts_are_those_of_the_formulas_computed_anew(kind, tmp_path):
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
 def test_also_after_prefix_hits_preemption_and_chunks(kind, tmp_path):
     llm = tiny_llm(config_of(kind, tmp_path), **TIGHT)
-    seen = recorded_under_pressure(llm, PROMPTS[:60], GREEDY)
+    seen = recorded_under_pressure(llm, PROMPTS[:16], GREEDY)
     assert_drafts_are_those_of_the_formulas(kind, seen, least=80)
 
 

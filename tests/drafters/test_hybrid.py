@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from forerun import SamplingParams
+from forerun.config.speculative_config import resolve_speculative
 from forerun.core.draft import NO_DRAFT, Draft
 from forerun.drafters.base import DraftContext, DraftRequest
 from forerun.drafters.guard import GuardedDrafter
@@ -198,6 +199,17 @@ def test_a_failing_drafter_leaves_the_others_their_say():
     llm.reset_stats()
     llm.generate(PROMPTS[:1], SamplingParams(max_tokens=1), use_tqdm=False)
     assert llm.stats.num_failed_drafts == 0
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_method_that_saves_hidden_states_is_refused_as_it_would_save_none(place):
+    layers = {"hf_config": {"eagle_aux_hidden_state_layer_ids": [1]}}
+    members = [FREE]
+    members.insert(
+        place, {"method": "extract_hidden_states", "draft_model_config": layers, "num_speculative_tokens": 1}
+    )
+    with pytest.raises(ConfigError, match=rf"drafters\[{place}\]: 'extract_hidden_states' drafts nothing"):
+        resolve_speculative(hybrid_config(*members))
 
 
 def test_an_error_while_a_drafter_is_made_says_which():

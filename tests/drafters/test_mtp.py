@@ -67,10 +67,10 @@ def test_after_preemptions_in_chunks_and_from_cached_prefixes_too(load):
     target, reference = load("llama")
     llm = tiny_llm(MTP, target=target, **TIGHT)
     drafts = recorded(llm)
-    llm.generate(PROMPTS[:60], GREEDY, use_tqdm=False)
+    llm.generate(PROMPTS[:24], GREEDY, use_tqdm=False)
     assert engine_of(llm).scheduler.num_preemptions > 0
     assert engine_of(llm).scheduler.num_cached_tokens > 0
-    assert_dense(drafts[::3], reference, least=100)
+    assert_dense(drafts[::2], reference, least=75)
 
 
 def test_where_cached_blocks_come_from_a_sequence_that_was_not_drafted_for(load):

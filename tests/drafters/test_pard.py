@@ -72,7 +72,7 @@ def test_drafts_are_those_of_one_pass_over_text_and_masks():
 
 def test_also_after_prefix_hits_preemption_and_chunks():
     llm = tiny_llm(pard(), **TIGHT)
-    seen = recorded_under_pressure(llm, PROMPTS[:60], GREEDY)
+    seen = recorded_under_pressure(llm, PROMPTS[:16], GREEDY)
     assert_computed_anew(seen, least=80)
 
 
@@ -127,7 +127,7 @@ def test_the_twins_first_token_is_right_at_any_block_size_and_length_of_draft(bl
 
 def test_the_twins_first_token_is_right_where_sequences_are_preempted_and_prompts_chunked():
     llm = tiny_llm(pard(0.0), **TIGHT)
-    assert first_is_always_right(llm, GREEDY, PROMPTS[:60])
+    assert first_is_always_right(llm, GREEDY, PROMPTS[:16])
     assert engine_of(llm).scheduler.num_preemptions > 0
 
 

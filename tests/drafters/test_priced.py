@@ -342,3 +342,76 @@ def test_what_it_kept_of_a_sequence_goes_with_it():
     assert not priced._pending
     assert not priced._lengths
     assert not priced._num_read
+
+
+@dataclass
+class Reading(Costly):
+    """Takes 0.1 ms a row, at most 100 rows of a text in a call, and drafts where it has read all of it; a pass costs 16 rows."""
+
+    num_read: dict = field(default_factory=dict)
+    is_broken: bool = False
+
+    def num_unread(self, request):
+        return len(request.sequence) - self.num_read.get(request.sequence.seq_id, 0)
+
+    def propose(self, context):
+        self.asked.append([request.sequence.seq_id for request in context.requests])
+        self.clock.now += 16 * self.seconds
+        if self.is_broken:
+            raise RuntimeError("not today")
+        drafts = []
+        for request in context.requests:
+            num_rows = min(100, self.num_unread(request))
+            self.clock.now += num_rows * self.seconds
+            is_done = num_rows == self.num_unread(request)
+            self.num_read[request.sequence.seq_id] = len(request.sequence) - self.num_unread(request) + num_rows
+            drafts.append(Draft((7,)) if is_done else NO_DRAFT)
+        return drafts
+
+
+def reading(*, num_tokens, **changes):
+    """A drafter that reads, and a sequence of that many tokens."""
+    drafter = Reading(Clock(), 0.0001, **changes)
+    priced = PricedDrafter("model", GuardedDrafter(drafter, vocab_size=VOCAB_SIZE), max_depth=1, clock=drafter.clock)
+    one = sequence([1] * num_tokens, seq_id=0)
+    priced.start(one)
+    return priced, drafter, one
+
+
+def test_a_text_that_is_read_in_parts_costs_what_its_rows_take():
+    priced, drafter, one = reading(num_tokens=1000)
+    write(priced, drafter, [one], tokens=[7, 5], num_steps=20)
+    assert drafter.num_read[0] >= 1000
+    assert priced._row_seconds == pytest.approx(drafter.seconds, rel=0.1)
+
+
+def test_while_a_text_is_read_its_empty_drafts_say_nothing_of_what_the_drafter_adds():
+    priced, drafter, one = reading(num_tokens=1000)
+    before = priced._added.expected(0.0)
+    write(priced, drafter, [one], tokens=[7], num_steps=9)
+    assert drafter.num_read[0] < 1000
+    assert priced._added.expected(0.0) == before
+    assert not priced._pending
+
+
+def test_a_drafter_that_fails_before_it_has_read_a_text_is_left_out_in_the_end():
+    priced, drafter, one = reading(num_tokens=1000, is_broken=True)
+    write(priced, drafter, [one], tokens=[7], num_steps=120)
+    drafter.asked.clear()
+    write(priced, drafter, [one], tokens=[7], num_steps=20)
+    assert not drafter.asked
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_long_text_costs_nothing_where_the_drafter_has_read_it_for_another_one(is_known):
+    """A drafter whose tokens stand every other time: worth its passes, but not what it takes to read 40000 tokens."""
+    priced, drafter, one = reading(num_tokens=3)
+    for _ in range(40):
+        write(priced, drafter, [one], tokens=[7, 5], num_steps=1)
+        write(priced, drafter, [one], tokens=[5, 5], num_steps=1)
+    long = sequence([1] * 40_000, seq_id=1)
+    priced.start(long)
+    drafter.num_read[1] = 40_000 if is_known else 0
+    drafter.asked.clear()
+    write(priced, drafter, [one, long], tokens=[7], num_steps=1)
+    assert drafter.asked == [[0, 1] if is_known else [0]]

@@ -200,4 +200,4 @@ def run_machine(machine, *, examples, steps):
 
 def test_whatever_happens_each_request_gives_what_it_gives_alone():
     assert VOCAB_SIZE > FEW_TOKENS
-    run_machine(EngineMachine, examples=20, steps=20)
+    run_machine(EngineMachine, examples=12, steps=15)

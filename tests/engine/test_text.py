@@ -1,5 +1,7 @@
 """Stop strings and streaming text."""
 
+import time
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -85,3 +87,31 @@ def test_a_stop_string_inside_the_text_before_min_tokens_is_not_found_later():
     assert text.push(0, stops_count=False) is None
     assert text.push(1) is None
     assert text.text == "x.y"
+
+
+@settings(deadline=None, max_examples=500)
+@given(
+    pieces=st.lists(st.text("ab.", max_size=6), min_size=1, max_size=12),
+    stop=st.lists(st.text("ab.", min_size=1, max_size=7), min_size=1, max_size=3),
+)
+def test_what_is_held_back_is_the_longest_end_that_begins_a_stop_string(pieces, stop):
+    text = CompletionText(Pieces(pieces), stop=tuple(stop))
+    shown = ""
+    for token_id in range(len(pieces)):
+        text.push(token_id, stops_count=False)
+        whole = text.text
+        ends = (at for at in range(len(whole)) if any(s != whole[at:] and s.startswith(whole[at:]) for s in stop))
+        shown += text.take_delta(finished=False)
+        assert shown == whole[: next(ends, len(whole))]
+
+
+def test_the_longest_stop_strings_that_a_request_may_have_cost_little_per_token():
+    """Their worst text is the one that nearly ends each of them all the time."""
+    stop = tuple("a" * 1000 + chr(ord("A") + place) * 24 for place in range(16))
+    num_tokens = 1000
+    text = CompletionText(Pieces(["aaaac"[: 4 + token_id % 2] for token_id in range(num_tokens)]), stop=stop)
+    begin = time.process_time()
+    for token_id in range(num_tokens):
+        assert text.push(token_id) is None
+        text.take_delta(finished=False)
+    assert time.process_time() - begin < 1.0  # 3 s where all ends are compared with all strings

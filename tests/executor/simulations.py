@@ -43,7 +43,7 @@ def drain(engine):
 def assert_nothing_is_held(engine):
     """No sequence and no block is left behind, nor anything at the executor."""
     parts = engine.parts
-    assert not parts.scheduler.has_work
+    assert not [*parts.scheduler.waiting, *parts.scheduler.running]
     assert parts.pool.num_free == parts.pool.num_blocks
     parts.pool.check_integrity()
     assert not parts.executor._states

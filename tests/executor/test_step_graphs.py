@@ -11,7 +11,7 @@ import torch
 from forerun import SamplingParams
 from forerun.errors import DeviceLostError
 from forerun.executor.step_graphs import launch_bytes
-from tests.contract.drafters import CASES
+from tests.contract.drafters import CASES, usually
 from tests.contract.test_contract import GREEDY, PROMPTS, TIGHT, assert_nothing_is_held
 from tests.engines import tiny_llm, tiny_target
 from tests.executor.test_device import requests, texts
@@ -45,7 +45,11 @@ AT_ONCE_TREES = [
 ]
 
 
-@pytest.mark.parametrize("case", [*REPLAYED, *TREES, *AT_ONCE, *AT_ONCE_TREES])
+# What drafters of one pass draft in recorded steps is in tests/drafters/neural/test_device.py, for each of them.
+USUALLY = [*REPLAYED, "draft-model-tree", "eagle3-dynamic-tree", "dflash", "medusa-tree"]
+
+
+@pytest.mark.parametrize("case", usually([*REPLAYED, *TREES, *AT_ONCE, *AT_ONCE_TREES], chosen=USUALLY))
 def test_replayed_steps_give_the_texts_of_the_host(case, plain_texts):
     llm, recorder = graph_llm(CASES[case], **TIGHT)
     outputs = llm.generate(PROMPTS[:8], without_logprobs(8), use_tqdm=False)

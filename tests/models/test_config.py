@@ -26,9 +26,29 @@ def test_a_base_that_yarn_cannot_stretch_is_named():
         decoder_config(config)
 
 
+@pytest.mark.parametrize("rope_type", ["yarn", "llama3"])
+@pytest.mark.parametrize("length", [-4096, "4096", math.inf])
+def test_a_context_before_stretching_that_is_no_length_is_named(rope_type, length):
+    config = tiny_config("LlamaForCausalLM")
+    factors = {"factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    rope = {"rope_type": rope_type, "rope_theta": 1e4, "original_max_position_embeddings": length}
+    config.rope_parameters = rope | factors
+    with pytest.raises(ModelError, match=f"original_max_position_embeddings: got {length!r}; must be a positive"):
+        decoder_config(config)
+
+
+@pytest.mark.parametrize("architecture", ["MistralForCausalLM", "Gemma2ForCausalLM", "Phi3ForCausalLM"])
+@pytest.mark.parametrize("window", [-5, 0])
+def test_a_window_of_no_tokens_is_named(architecture, window):
+    config = tiny_config(architecture)
+    config.sliding_window = window
+    with pytest.raises(ModelError, match=f"sliding_window: got {window}; must be 1 or more"):
+        decoder_config(config)
+
+
 @pytest.mark.parametrize("factor", [0.45, 0.01, 2.0, math.inf])
 def test_a_part_of_a_head_that_is_no_pairs_is_named(factor):
-    config = tiny_config("LlamaForCausalLM", head_dim=16)
+    config = tiny_config("Phi3ForCausalLM", head_dim=16)
     config.rope_parameters = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": factor}
     with pytest.raises(ModelError, match=f"partial_rotary_factor: got {factor!r}"):
         decoder_config(config)
@@ -74,7 +94,7 @@ def test_a_value_that_cannot_be_computed_with_is_refused():
         decoder_config(config)
 
 
-@pytest.mark.parametrize("count", ["one", [1], -1, True])
+@pytest.mark.parametrize("count", ["one", [1], -1, True, 10**10])
 @pytest.mark.parametrize("key", COUNT_KEYS)
 def test_a_number_of_mtp_layers_that_is_none_is_refused(key, count):
     config = tiny_config("LlamaForCausalLM")

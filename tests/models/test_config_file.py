@@ -133,6 +133,16 @@ def test_what_is_out_of_the_ordinary_is_read_alike(tmp_path, change):
     assert_same(tmp_path, content_of("llama") | change)
 
 
+@pytest.mark.parametrize("model_type", [*COVERED, "gemma3"])
+@pytest.mark.parametrize("name", ["num_hidden_layers", "n_layer"])
+def test_more_layers_than_a_model_has_are_refused_before_anything_is_made_of_them(tmp_path, model_type, name):
+    part = {name: 10**10}
+    save(tmp_path, {"model_type": model_type} | ({"text_config": part} if model_type == "gemma3" else part))
+    for read in (read_config, read_transformers_config):
+        with pytest.raises(ModelError, match=rf"config.json: {name}: got 10000000000; may be at most \d+; mend it$"):
+            read(tmp_path)
+
+
 @pytest.mark.parametrize("types", [None, ["sliding_attention", "full_attention", "sliding_attention"]])
 def test_a_file_of_mistral_with_layer_types_is_read_alike(tmp_path, types):
     assert_same(tmp_path, content_of("mistral") | {"layer_types": types})

@@ -30,6 +30,7 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+PART_OF_A_HEAD = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 128}
 
 VARIANTS = {
@@ -78,6 +79,8 @@ VARIANTS = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
         },
     ),
+    "Llama that ignores a part": ("LlamaForCausalLM", {"rope_parameters": PART_OF_A_HEAD}),
+    "Gemma2 that ignores a part": ("Gemma2ForCausalLM", {"rope_parameters": PART_OF_A_HEAD}),
     "Olmo2 llama3": ("Olmo2ForCausalLM", {"rope_parameters": LLAMA3, "attention_bias": True}),
     "Granite linear": ("GraniteForCausalLM", {"rope_parameters": LINEAR, "mlp_bias": True}),
 }

@@ -11,7 +11,9 @@ import torch
 from torch import nn
 
 from forerun.core.batch import SequenceRows
+from forerun.errors import ModelError
 from forerun.kv.cache import KVCache
+from forerun.models import packing as packing_module
 from forerun.models.decoder import TorchLayers, build_decoder
 from forerun.models.families import FAMILIES, decoder_config
 from forerun.models.loader import DummyCheckpoint
@@ -267,6 +269,59 @@ def test_the_weights_that_were_packed_are_gone():
     assert len(weights) == 13
     assert not any(weight() is not None for weight in weights)
     assert not any(isinstance(module, nn.Linear) for module in model.modules())
+
+
+@needs_kernels
+@pytest.mark.parametrize("name", ["mixture_of_experts", "experts_and_window", "learned_positions"])
+def test_a_foreign_model_with_most_weights_in_no_linear_layer_is_not_rounded(name):
+    model = make_model(CONFIGS[name]).bfloat16()
+    with pytest.raises(
+        ModelError, match=r"quantization: got 'int8', which rounds linear layers alone; \d\d% of .*leave"
+    ):
+        pack_modules(model, Packing(best(), INT8))
+
+
+@needs_kernels
+def test_that_torch_computes_most_of_a_foreign_model_is_said_once(caplog):
+    packing_module._say_computed_by_torch.cache_clear()
+    for name in ("learned_positions", "learned_positions", "parallel_residual"):
+        pack_modules(make_model(CONFIGS[name]), Packing(best(), FP32))
+    (said,) = [record.getMessage() for record in caplog.records if "in no linear layer" in record.getMessage()]
+    assert said.startswith("GPT2LMHeadModel: many of its weights (weight, ...)")
+
+
+@needs_kernels
+def test_a_linear_layer_goes_before_the_next_is_packed(monkeypatch):
+    model = make_model(CONFIGS["parallel_residual"])
+    left = [weakref.ref(module) for module in model.modules() if isinstance(module, nn.Linear)]
+    alive = []
+    pack = Packing.linear
+
+    def spy(packing, weight, bias=None):
+        alive.append(sum(linear() is not None for linear in left))
+        return pack(packing, weight, bias)
+
+    monkeypatch.setattr(Packing, "linear", spy)
+    pack_modules(model, Packing(best(), FP32))
+    assert alive == list(range(len(left), 0, -1))
+
+
+@needs_kernels
+def test_a_linear_layer_of_several_places_is_packed_once():
+    shared = nn.Linear(6, 6)
+    model = nn.ModuleList([nn.Sequential(shared), nn.Sequential(shared)]).requires_grad_(False)
+    pack_modules(model, Packing(best(), FP32))
+    assert isinstance(model[0][0], PackedModule)
+    assert model[0][0] is model[1][0]
+
+
+@needs_kernels
+def test_a_packed_foreign_model_takes_the_bytes_of_what_was_packed():
+    model = make_model(CONFIGS["parallel_residual"])
+    parameters = sum(weight.nbytes for weight in model.parameters())
+    linear = sum(module.weight.nbytes for module in model.modules() if isinstance(module, nn.Linear))
+    padded = wrap_model(model, Packing(best(), FP32)).weight_bytes
+    assert parameters <= padded < parameters + linear
 
 
 class Toy(nn.Module):

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from huggingface_hub.utils import filter_repo_objects
 from safetensors import SafetensorError
 
 from forerun.errors import ModelError
@@ -389,6 +390,39 @@ def test_a_repository_without_safetensors_is_told_what_to_do(
         download_module.hub_download("org/name-GGUF")
     assert "'org/name-GGUF' has no .safetensors file" in str(found.value)
     assert said in str(found.value)
+
+
+def test_weights_that_a_repository_holds_once_more_are_not_downloaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = ["model-00001-of-00001.safetensors", "config.json", "additional_chat_templates/tool_use.jinja"]
+    unread = ["consolidated.safetensors", "consolidated-00001-of-2.safetensors", "original/model.safetensors", "a.bin"]
+
+    def download(_repository: str, **patterns: list[str]) -> str:
+        for name in filter_repo_objects([*stored, *unread], **patterns):
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_text("{}")
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    folder = download_module.hub_download("org/name")
+    assert {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()} == set(stored)
+
+
+def test_quantized_weights_that_nothing_reads_are_refused_before_they_are_downloaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[str]] = []
+
+    def download(_repository: str, *, allow_patterns: list[str], **_named: list[str]) -> str:
+        asked.append(allow_patterns)
+        (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "mxfp4"}}))
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    with pytest.raises(ModelError, match=r"^quantization_config: got the method 'mxfp4'; may be awq"):
+        download_module.hub_download("org/name")
+    assert asked == [["config.json"]]
 
 
 def test_full_disk_of_the_hubs_cache_is_no_fault_of_the_network(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import torch
 from forerun.core.random_bits import Stream
 from forerun.core.sampling_params import SamplingParams
 from forerun.errors import ModelError, RequestError
-from forerun.ops.sampling import SamplingRules, draw_token, greedy_token, target_probs, target_token, token_logprobs
+from forerun.ops.sampling import SamplingRules, draw_token, target_probs, target_token, token_logprobs
 
 VOCAB_SIZE = 8
 ROW = torch.tensor([0.5, 3.0, -1.0, 2.0, 2.5, 0.0, -2.0, 1.0])
@@ -295,9 +295,9 @@ def test_no_top_logprobs_leaves_empty_rows():
     assert token_logprobs(ROW.expand(2, -1), [1, 3], 0).top_ids == [[], []]
 
 
-def test_greedy_token_of_ties_has_rank_one():
+def test_the_first_of_ties_has_rank_one():
     row = torch.tensor([0.0, 1.0, 1.0])
-    assert token_logprobs(row.unsqueeze(0), [greedy_token(row)], 0).ranks == [1]
+    assert token_logprobs(row.unsqueeze(0), [1], 0).ranks == [1]
 
 
 def test_logprobs_of_a_row_depend_neither_on_other_rows_nor_on_threads():

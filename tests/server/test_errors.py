@@ -7,14 +7,17 @@ import logging
 import threading
 
 import pytest
+from pydantic import ValidationError
 
 from forerun.errors import ConfigError, ModelError, RequestError
+from forerun.server import completions
 from forerun.server.app import MOST_BODY_BYTES
 from forerun.server.errors import failed_while_running
 from forerun.server.options import ServerOptions
+from forerun.server.protocol import MOST_MESSAGES, MOST_TOKEN_IDS, ChatBody, CompletionBody, DetokenizeBody
 from forerun.server.request_params import _warned
 from forerun.server.serve import Server
-from tests.server.served import CHAT, PROMPT, Served, chat_llm, offline
+from tests.server.served import CHAT, PROMPT, Served, chat_ids, chat_llm, offline
 
 TEXT = {"prompt": PROMPT, "max_tokens": 1}
 TALK = {"messages": CHAT, "max_tokens": 1}
@@ -100,6 +103,7 @@ def refusal(server, path, body):
         ({"response_format": {"type": "xml"}}, "response_format"),
         ({"response_format": "json_object"}, "response_format"),
         ({"response_format": 5}, "response_format"),
+        ({"response_format": {"type": "regex", "regex": "("}}, "response_format"),
         ({"use_beam_search": True}, "use_beam_search"),
         ({"prompt_embeds": "AAAA"}, "prompt_embeds"),
         ({"tools": [TOOL]}, "tools"),
@@ -139,7 +143,8 @@ def test_a_bad_completion_request_is_told_what_to_change(plain, fields, param):
         ({"tools": [TOOL], "parallel_tool_calls": "no"}, "parallel_tool_calls"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"functions": [{"name": "f"}]}, "functions"),
-        ({"response_format": {"type": "structural_tag", "format": {"type": "xml"}}}, "structural_tag"),
+        ({"response_format": {"type": "structural_tag", "format": {"type": "xml"}}}, "response_format"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "a"}}}}, "response_format"),
         ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
         ({"chat_template": "{{ 1 }}"}, "chat_template"),
     ],
@@ -254,6 +259,81 @@ def test_a_body_that_is_no_request_is_refused(plain, body):
     status, _ = refusal(plain, "/v1/completions", body)
     assert status == 400
     assert plain.post("/v1/completions", TEXT)["choices"]
+
+
+@pytest.mark.parametrize(
+    ("path", "prompt", "limit"),
+    [
+        ("/v1/completions", {"prompt": PROMPT}, "max_tokens"),
+        ("/v1/completions", {"prompt": PROMPT, "echo": True}, "max_tokens"),
+        ("/v1/completions", {"prompt": ["a", PROMPT]}, "max_tokens"),
+        ("/v1/chat/completions", {"messages": CHAT}, "max_tokens"),
+        ("/v1/chat/completions", {"messages": CHAT}, "max_completion_tokens"),
+    ],
+)
+def test_more_tokens_than_the_prompt_leaves_room_for_are_refused(plain, path, prompt, limit):
+    most = 256 - (9 if "prompt" in prompt else len(chat_ids(CHAT)))
+    status, error = refusal(plain, path, prompt | {limit: most + 1})
+    assert (status, error["param"], error["code"]) == (400, limit, "context_length_exceeded")
+    assert "maximum context length is 256 tokens" in error["message"]
+    assert f"may be at most {most}, or left out" in error["message"]
+    assert plain.post(path, prompt | {limit: most})["choices"]
+
+
+def test_a_length_that_is_not_asked_for_is_cut_to_the_room(plain):
+    answer = plain.post("/v1/completions", {"prompt": [80] * 250, "ignore_eos": True})
+    assert answer["usage"]["completion_tokens"] == 6
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/completions", {"prompt": [80] * 256}, "prompt"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a" * 999}]}, "messages"),
+    ],
+)
+def test_a_prompt_that_fills_the_context_is_refused_in_openais_words(plain, path, body, param):
+    status, error = refusal(plain, path, body)
+    assert (status, error["param"], error["code"]) == (400, param, "context_length_exceeded")
+    assert "maximum context length is 256 tokens" in error["message"]
+
+
+def test_an_echo_of_too_many_logprobs_is_refused(plain, monkeypatch):
+    body = {"prompt": [[80] * 9, [80] * 8], "echo": True, "n": 2, "logprobs": 3, "max_tokens": 1}
+    num_echoed = (9 + 8) * 2 * (3 + 1)
+    monkeypatch.setattr(completions, "MOST_ECHOED_LOGPROBS", num_echoed)
+    assert len(plain.post("/v1/completions", body)["choices"]) == 4
+    monkeypatch.setattr(completions, "MOST_ECHOED_LOGPROBS", num_echoed - 1)
+    status, error = refusal(plain, "/v1/completions", body)
+    assert (status, error["param"]) == (400, "logprobs")
+    assert plain.post("/v1/completions", body | {"echo": False})["choices"]
+    assert plain.post("/v1/completions", body | {"logprobs": None})["choices"]
+
+
+MANY = 100_000
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (CompletionBody, {"prompt": [-1] * MANY}),
+        (CompletionBody, {"prompt": [{}] * MANY}),
+        (CompletionBody, {"prompt": [[-1] * MANY]}),
+        (CompletionBody, TEXT | {"stop_token_ids": [-1] * MOST_TOKEN_IDS}),
+        (CompletionBody, TEXT | {"logit_bias": {str(place): "a" for place in range(MANY)}}),
+        (CompletionBody, TEXT | {"forerun": dict.fromkeys(map(str, range(MANY)))}),
+        (CompletionBody, TEXT | {"prediction": {"type": "content", "content": [0] * MANY}}),
+        (CompletionBody, TEXT | {"prediction": dict.fromkeys(map(str, range(MANY)))}),
+        (ChatBody, {"messages": [0] * MOST_MESSAGES}),
+        (ChatBody, {"messages": [{"role": "user", "content": [0] * MANY}]}),
+        (DetokenizeBody, {"tokens": [-1] * MANY}),
+    ],
+    ids=lambda value: next(reversed(value)) if isinstance(value, dict) else "",
+)
+def test_a_body_of_many_mistakes_is_not_told_each(kind, body):
+    with pytest.raises(ValidationError) as caught:
+        kind.model_validate(body)
+    assert caught.value.error_count() <= 4
 
 
 def test_an_unknown_model_is_404(plain):

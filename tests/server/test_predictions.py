@@ -86,8 +86,9 @@ def test_parts_are_one_text(server, text):
 
 
 def test_a_stream_tells_it_with_its_usage(server, text):
-    body = BODY | {"prediction": content(text), "stream_options": {"include_usage": True}}
-    assert details(server.stream(PATH, body)[-1]) == details(server.post(PATH, body))
+    body = BODY | {"prediction": content(text)}
+    *_, last = server.stream(PATH, body | {"stream_options": {"include_usage": True}})
+    assert details(last) == details(server.post(PATH, body))
 
 
 def test_openais_client_sends_and_reads_it(server, text):

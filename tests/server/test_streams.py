@@ -45,6 +45,11 @@ def test_usage_can_be_counted_on_the_way(either, path):
     assert counts[-2:] == [8, 8]
 
 
+def test_counts_on_the_way_are_part_of_usage(plain, path):
+    events = plain.stream(path, REQUESTS[path] | {"stream_options": {"continuous_usage_stats": True}})
+    assert not any("usage" in event for event in events)
+
+
 def test_each_step_gives_one_chunk(drafting, path):
     events = drafting.stream(path, REQUESTS[path] | {"return_token_ids": True})
     sizes = [len(event["choices"][0]["token_ids"]) for event in events]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 import forerun
 from tests.server.served import CHAT, NAME, chat_ids, offline
 
@@ -34,6 +36,24 @@ def test_a_token_that_is_none_is_refused(plain):
     for tokens in ([9999], [-1], ["a"], 5):
         assert plain.send("POST", "/detokenize", {"tokens": tokens})[0] == 400
     assert plain.send("POST", "/tokenize", {"nothing": 1})[0] == 400
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"messages": [{"role": "", "content": "a"}]}, "messages.0.role: string should have at least 1 character"),
+        ({"messages": 5}, "messages: input should be a valid list"),
+        ({"prompt": 5}, "prompt: input should be a valid string"),
+        ({"messages": None}, "prompt: is missing; give one"),
+    ],
+)
+def test_a_mistake_is_told_of_the_kind_that_was_sent(plain, body, message):
+    status, _, answer = plain.send("POST", "/tokenize", body)
+    assert (status, answer["error"]["message"], answer["error"]["param"]) == (
+        400,
+        message,
+        message.split(".")[0].split(":")[0],
+    )
 
 
 def test_a_long_text_is_tokenised_while_others_are_served(plain):

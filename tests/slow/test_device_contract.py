@@ -8,31 +8,23 @@ import pytest
 
 from tests.contract import test_contract as contract
 from tests.contract.test_contract import (
-    config,
     plain_outputs,
-    seeded_outputs,
     test_aborting_at_any_moment_frees_everything_and_disturbs_nobody,
     test_an_oracle_gains_what_it_drafts_right,
     test_drafts_stay_within_what_a_request_allows,
-    test_greedy_output_equals_plain_decoding,
+    test_greedy_and_seeded_text_is_that_of_plain_decoding_alone,
     test_results_applied_a_step_late_change_no_text,
-    test_seeded_text_is_the_same_with_any_drafter_alone_or_batched,
-    test_the_sum_of_the_requests_statistics_is_the_engines,
     test_tokens_after_the_end_inside_an_accepted_run_are_cut,
 )
 from tests.engines import tiny_llm
 
 __all__ = [
-    "config",
     "plain_outputs",
-    "seeded_outputs",
     "test_aborting_at_any_moment_frees_everything_and_disturbs_nobody",
     "test_an_oracle_gains_what_it_drafts_right",
     "test_drafts_stay_within_what_a_request_allows",
-    "test_greedy_output_equals_plain_decoding",
+    "test_greedy_and_seeded_text_is_that_of_plain_decoding_alone",
     "test_results_applied_a_step_late_change_no_text",
-    "test_seeded_text_is_the_same_with_any_drafter_alone_or_batched",
-    "test_the_sum_of_the_requests_statistics_is_the_engines",
     "test_tokens_after_the_end_inside_an_accepted_run_are_cut",
 ]
 
@@ -40,5 +32,5 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(autouse=True)
-def on_the_device(monkeypatch, plain_outputs, seeded_outputs):
+def on_the_device(monkeypatch, plain_outputs):
     monkeypatch.setattr(contract, "tiny_llm", partial(tiny_llm, device_step=True))

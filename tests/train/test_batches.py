@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,6 +31,13 @@ def test_every_epoch_has_each_text_once(lengths, batch_tokens, pass_tokens):
         step += 1
     for first in range(0, 3 * len(lengths), len(lengths)):
         assert sorted(found[first : first + len(lengths)]) == list(range(len(lengths)))
+
+
+def test_batches_have_as_many_tokens_on_average_as_they_are_asked_to_have():
+    lengths = [50 + 37 * number % 400 for number in range(2000)]
+    batches, num_steps = Batches(texts(lengths), batch_tokens=1000, pass_tokens=1000, seed=1), 300
+    num_tokens = sum(len(text.token_ids) for step in range(num_steps) for part in batches.parts(step) for text in part)
+    assert num_tokens / num_steps == pytest.approx(1000, rel=0.02)
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=30), st.integers(1, 60))

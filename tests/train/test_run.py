@@ -82,12 +82,19 @@ def test_a_run_that_is_interrupted_in_each_stage_ends_in_a_head_that_drafts(tmp_
     assert drafting.stats.speculation.num_draft_tokens > 0
 
 
+def _are_equal(tensors, others):
+    return tensors.keys() == others.keys() and all(torch.equal(one, others[name]) for name, one in tensors.items())
+
+
 @needs_kernels
 def test_a_head_is_trained_further_with_its_vocabulary_and_may_be_stored_in_int8(tmp_path):
     first = settings(tmp_path, count=20, epochs=2.0, stored_as="int8")
     TrainingRun(first, lambda found: None).go()
     config = json.loads((first.output / "config.json").read_text())
     assert config["quantization_config"]["quant_method"] == "compressed-tensors"
+    packaged = load_file(first.output / "model.safetensors")
+    measured = [load_file(path) for path in (first.output / "training" / "heads").glob("*/model.safetensors")]
+    assert any(_are_equal(packaged, one) for one in measured), "another head was measured than is packaged"
     second = replace(first, begin_with=first.output, output=tmp_path / "second", seed=3, draft_vocab_size=100)
     run = TrainingRun(second, lambda found: None)
     run.go()

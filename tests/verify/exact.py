@@ -7,6 +7,7 @@ scripts still to run. Nothing is sampled, so losslessness can be claimed to roun
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +28,7 @@ Model = Callable[[Path], list[float]]
 def random_model(name: str, *, vocab_size: int) -> Model:
     """A model with a random distribution after every path, the same for the same name."""
 
+    @functools.cache
     def probs(path: Path) -> list[float]:
         source = random.Random(f"{name}{path}")
         weights = [source.expovariate(1.0) + 0.01 for _ in range(vocab_size)]

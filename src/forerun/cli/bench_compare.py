@@ -86,7 +86,7 @@ def as_json(found: Comparison) -> dict[str, Any]:
 
 
 def _refuse_speculation(engine: EngineOptions) -> None:
-    if engine.names_drafter:
+    if engine.names_drafter or engine.no_speculation:
         raise ConfigError(
             "--speculative-config: bench compare takes its configurations from --configs; write this one there"
         )

@@ -46,7 +46,7 @@ def drafters(
     if model is not None:
         _show_choices(model, engine, json_output=json_output)
         return
-    if engine.names_drafter:
+    if engine.names_drafter or engine.no_speculation:
         raise ConfigError("--speculative-config: is about one model; name it with --for")
     if json_output:
         print(json.dumps({method: asdict(row.info) for method, row in DRAFTERS.items()}))

@@ -125,7 +125,7 @@ class EngineOptions:
     gpu_memory_utilization: float = 0.9
     """Part of a GPU's memory that weights, KV and everything else may take together, above 0 and at most 1."""
     tensor_parallel_size: int = 1
-    """Processes of this machine that compute the model together (native CPU kernels only); the texts stay the same."""
+    """Processes of this machine that compute the model together, each on a GPU or on cores of its own."""
     device_step: bool | None = None
     """Compute layers, draw, match and commit tokens on the device; no logits come to the host. By default so on a GPU whose
     kernels can compute the model."""

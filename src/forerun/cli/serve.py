@@ -104,8 +104,6 @@ def run(
             raise ConfigError(
                 "prefill_threads: replicas read their own prompts; leave out --prefill-threads or --replicas"
             )
-        if server.watch_head is not None:
-            raise ConfigError("watch_head: replicas keep their heads; leave out --watch-head or --replicas")
         serve_with_replicas(model, server, engine, replicas)
         return
     if not server.disable_log_stats:
@@ -141,6 +139,8 @@ def replica_spec(model: str, server: ServerOptions, engine: EngineOptions) -> Re
             "request_log: each replica would name blocks by itself, so that prompts of two replicas never begin alike; serve "
             "with one engine, or leave out --request-log"
         )
+    if server.watch_head is not None:
+        raise ConfigError("watch_head: replicas keep their heads; serve with one engine, or leave out --watch-head")
     loading.pull_if_needed(model)
     if server.served_model_name is None:
         server = replace(server, served_model_name=model)

@@ -56,6 +56,8 @@ def verify(
     from forerun.proof.run import PROMPTS, prove  # torch: only when it is needed
 
     _check_positive(max_tokens=max_tokens, num_samples=num_samples)
+    if engine.no_speculation:
+        raise ConfigError("--no-speculation: verify checks what drafts do; leave it out")
     prompts = PROMPTS if prompts_file is None else read_lines(prompts_file)
     loading.pull_if_needed(model)
     console = Console(stderr=True, highlight=False)

@@ -20,6 +20,7 @@ from forerun.drafters.base import (
     Drafter,
     DrafterConfig,
     DrafterResolver,
+    ExportsHiddenStates,
     KeepsKV,
     MovesKV,
     Pool,
@@ -68,6 +69,9 @@ MOST_SHARE = 0.8
 DEVICE_NGRAMS = NgramConfig(prompt_lookup_min=1, prompt_lookup_max=16, draft_confidence_threshold=0.05)
 """What a GPU looks up in its own table of texts: long drafts of short matches, too, since its rows cost next to nothing."""
 
+MATCHING, COUPLED = "matching", "coupled"
+"""The verifier by the target's own draws, and the drafts that are made of these."""
+
 BUDGET_WITHOUT_TARGET = 32_000_000  # bytes, where a drafter is built without an engine
 
 
@@ -78,13 +82,16 @@ class AutoConfig:
     `auto_memory` is extra memory as a share of the target's weights: for a drafter that auto finds itself, and for the tables
     and past answers, which share what that leaves; 0 keeps none of them, so that drafts come from the text itself alone.
     `drafter`, if given, is a dict such as {"method": "eagle3", "model": PATH}; its memory does not count.
+    `rejection_sample_method` is the verifier's, by which a head's tokens are picked.
 
     Raises:
-        ConfigError: a value is out of range.
+        ConfigError: a value is out of range, or the drafter is coupled to the target's draws where the verifier is another
+            than matching.
     """
 
     auto_memory: float = DEFAULT_MEMORY
     drafter: tuple[str, DrafterConfig] | None = None  # its method and settings
+    rejection_sample_method: str = MATCHING
 
     def __post_init__(self) -> None:
         value = self.auto_memory
@@ -92,6 +99,12 @@ class AutoConfig:
             raise ConfigError(
                 f"auto_memory: got {value!r}; must be a share of the target's weights, from 0 to 100; "
                 f"leave it out for {DEFAULT_MEMORY}"
+            )
+        own = None if self.drafter is None else self.drafter[1]
+        if isinstance(own, DraftSamplingConfig) and own.draft_sample_method == COUPLED and not self._may_couple:
+            raise ConfigError(
+                f"draft_sample_method: got {COUPLED!r} for auto's drafter, which goes with rejection_sample_method {MATCHING!r} "
+                f"only and not with {self.rejection_sample_method!r}; may be 'greedy' or 'probabilistic' there; leave it out"
             )
 
     @classmethod
@@ -113,8 +126,21 @@ class AutoConfig:
                 raise ConfigError(
                     "draft_tree: is given for auto's drafter; auto makes trees of its chains and of look-ups; leave it out"
                 )
-            given["drafter"] = resolver.resolve(own, other_keys=())
+            given["drafter"] = method, drafter = resolver.resolve(own, other_keys=())
+            if isinstance(drafter, ExportsHiddenStates):
+                raise ConfigError(
+                    f"speculative_config: drafter: {method!r} drafts nothing, and beside auto saves nothing; make it the only method"
+                )
         return cls(**given)
+
+    @property
+    def _may_couple(self) -> bool:
+        """Whether drafts may be made of the target's own draws: under matching alone, which decides by nothing else.
+
+        How much of a draft is verified depends on its tokens and margins. Where nothing is, every verifier takes the
+        target's own draw, which would then no longer be independent of that choice.
+        """
+        return self.rejection_sample_method == MATCHING
 
     @property
     def default_num_speculative_tokens(self) -> int | None:
@@ -152,7 +178,7 @@ class AutoConfig:
         assert isinstance(before, AutoDrafter), "the drafter before was built from these settings"
         own = None if self.drafter is None else self.drafter[1]
         bits = "int8" if _computes_few_bits(target.itself) else None
-        config = replace(own, model=str(folder)) if isinstance(own, EagleConfig) else _head_config(folder, bits)
+        config = replace(own, model=str(folder)) if isinstance(own, EagleConfig) else self._head_config(folder, bits)
         return AutoDrafter(before.lookup, _priced(HEAD, config, target))
 
     def choices(self, target: TargetInfo) -> list[Choice]:
@@ -239,8 +265,13 @@ class AutoConfig:
         if method == HEAD:
             shipped = find_shipped_head(target.itself)
             assert shipped is not None, "its choice found one"
-            return _head_config(shipped.folder, _bits_of_head(shipped, target.itself, self._budget(target))[0])
+            return self._head_config(shipped.folder, _bits_of_head(shipped, target.itself, self._budget(target))[0])
         return MTPConfig() if method == "mtp" else SelfConfig(quantization=_bits_of_self(target.itself))
+
+    def _head_config(self, folder: Path, quantization: str | None) -> DrafterConfig:
+        """A head of `forerun train`, as it drafts best: in few bits, and with the target's own draws where it may."""
+        method = COUPLED if self._may_couple else "greedy"
+        return Eagle3Config(model=str(folder), quantization=quantization, draft_sample_method=method)
 
     def _budget(self, target: TargetInfo) -> int:
         """Bytes of extra memory."""
@@ -249,11 +280,6 @@ class AutoConfig:
         if target.loaded is None:
             return BUDGET_WITHOUT_TARGET
         return int(self.auto_memory * target.loaded.model.weight_bytes)
-
-
-def _head_config(folder: Path, quantization: str | None) -> DrafterConfig:
-    """A head of `forerun train`, as it drafts best: in few bits, and for sampled texts with the target's own draws."""
-    return Eagle3Config(model=str(folder), quantization=quantization, draft_sample_method="coupled")
 
 
 def _priced(name: str, config: DrafterConfig, target: TargetInfo) -> PricedDrafter:

@@ -243,6 +243,15 @@ class KeepsKV(Protocol):
         ...
 
 
+@runtime_checkable
+class ReadsTexts(Protocol):
+    """A drafter that knows how much of a text it has yet to read before it drafts: what it costs to ask it again."""
+
+    def num_unread(self, request: DraftRequest) -> int:
+        """How many of the request's first `num_computed` tokens that are; 0 where nothing is read for it."""
+        ...
+
+
 class BlockKV(Protocol):
     """A drafter's own entries in the target's blocks."""
 

@@ -10,7 +10,7 @@ from operator import le, lt
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from forerun.core.draft import NO_DRAFT, Draft
-from forerun.drafters.base import DraftContext, Drafter, DraftRequest, LearnsFromTarget, VerifiedRows
+from forerun.drafters.base import DraftContext, Drafter, DraftRequest, LearnsFromTarget, ReadsTexts, VerifiedRows
 from forerun.errors import DraftError
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ class GuardedDrafter:
         # checked once: whether an object fits a protocol takes long to find out, and the engine counts in each step
         self._group = drafter if isinstance(drafter, GuardsMembers) else None
         self._learner = drafter if isinstance(drafter, LearnsFromTarget) else None
+        self._reader = drafter if isinstance(drafter, ReadsTexts) else None
         self._num_caught = 0
         self._vocab_size = vocab_size
         self.source = source
@@ -67,6 +68,7 @@ class GuardedDrafter:
         self.drafter = drafter
         self._group = drafter if isinstance(drafter, GuardsMembers) else None
         self._learner = drafter if isinstance(drafter, LearnsFromTarget) else None
+        self._reader = drafter if isinstance(drafter, ReadsTexts) else None
         self._started = {
             sequence.seq_id: self._try_start(sequence) for sequence in running if sequence.seq_id in self._started
         }
@@ -93,6 +95,16 @@ class GuardedDrafter:
             self.drafter.stop(sequence)
         except Exception as error:
             self._note_failure(error)
+
+    def num_unread(self, request: DraftRequest) -> int | None:
+        """See `ReadsTexts`; None where the drafter does not say, or has not taken in the sequence."""
+        if self._reader is None or not self._started.get(request.sequence.seq_id):
+            return None
+        try:
+            return max(0, int(self._reader.num_unread(request)))
+        except Exception as error:
+            self._note_failure(error)
+            return None
 
     def propose(self, requests: Listing[DraftRequest], features: Mapping[str, Tensor]) -> list[Draft]:
         """Return one valid draft per request, within its limits; empty where the drafter fails."""

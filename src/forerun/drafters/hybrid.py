@@ -22,6 +22,7 @@ from forerun.drafters.base import (
     DrafterConfig,
     DrafterResolver,
     DraftRequest,
+    ExportsHiddenStates,
     KeepsKV,
     KeepsPools,
     MovesKV,
@@ -136,6 +137,8 @@ def _resolve_member(given: Any, resolver: DrafterResolver, *, is_last: bool) -> 
     if is_last and "min_draft_tokens" in keys:
         raise ConfigError("min_draft_tokens: the last drafter's drafts are taken whatever their length; leave it out")
     method, drafter = resolver.resolve(keys, other_keys=("num_speculative_tokens", "min_draft_tokens"))
+    if isinstance(drafter, ExportsHiddenStates):
+        raise ConfigError(f"{method!r} drafts nothing, and as part of a hybrid saves nothing; make it the only method")
     most = resolver.max_draft_tokens
     num_tokens = _integer(keys, "num_speculative_tokens", most=most, default=most)
     # any draft of the last is good enough; with room for fewer tokens than the default, so many are

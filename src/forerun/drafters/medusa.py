@@ -11,7 +11,7 @@ from torch import Tensor
 
 from forerun.core.draft import Draft
 from forerun.core.sequence import Sequence
-from forerun.drafters.base import DraftContext, Drafter, TargetInfo
+from forerun.drafters.base import DraftContext, Drafter, DraftRequest, TargetInfo
 from forerun.drafters.device_chains import DeviceChains
 from forerun.drafters.neural.device_builders import device_builder
 from forerun.drafters.neural.device_hidden import HeadDrafts, LastHidden
@@ -68,6 +68,10 @@ class Medusa:
 
     def start(self, sequence: Sequence) -> None:
         """Do nothing: no state is kept."""
+
+    def num_unread(self, request: DraftRequest) -> int:  # noqa: ARG002 - nothing is read for any
+        """See `ReadsTexts`: only the target does."""
+        return 0
 
     def propose(self, context: DraftContext) -> list[Draft]:
         """Draft for all sequences in one pass."""

@@ -110,6 +110,10 @@ class MLPSpeculatorDrafter:
     def start(self, sequence: Sequence) -> None:
         """Do nothing: no state is kept."""
 
+    def num_unread(self, request: DraftRequest) -> int:  # noqa: ARG002 - nothing is read for any
+        """See `ReadsTexts`: only the target does."""
+        return 0
+
     def propose(self, context: DraftContext) -> list[Draft]:
         """Draft for all sequences together, a pass for each depth."""
         sequences = [self._passes.sequence(request) for request in context.requests]

@@ -200,14 +200,15 @@ class PricedDrafter:
         pass_price = self._price() * (1 + PASS_ROWS / len(chosen))
         stop = EarlyStop(pass_price / self._chances.mean, self._chances.chances)
         asked = [self._as_deep_as(depth, requests[i], stop) for i in chosen]
-        num_rows = sum(self._num_to_read(request) for request in asked)
         started = self._clock()
         answers = self.guarded.propose(asked, features)
         seconds = self._clock() - started
+        num_rows, behind = self._note_read(asked, answers)
         deepest, knows_margins = 1, False
         for i, request, answer in zip(chosen, asked, answers, strict=True):
             sequence, levels = request.sequence, answer.first_path()
-            self._num_read[sequence.seq_id] = len(sequence)
+            if sequence.seq_id in behind:  # it was not drafted for
+                continue
             num_rows += len(levels)
             deepest = max(deepest, len(levels))
             chains[i] = answer
@@ -251,8 +252,31 @@ class PricedDrafter:
         return self._row_seconds * self._tokens_per_second
 
     def _num_to_read(self, request: DraftRequest) -> int:
+        """The tokens that a sequence must catch up with; the drafter is asked once, as it may have read them for another one."""
         sequence = request.sequence
-        return len(sequence) - self._num_read.get(sequence.seq_id, 0)
+        num_read = self._num_read.get(sequence.seq_id)
+        if num_read is None:
+            num_unread = self.guarded.num_unread(request)
+            num_read = self._num_read[sequence.seq_id] = 0 if num_unread is None else len(sequence) - num_unread
+        return len(sequence) - num_read
+
+    def _note_read(self, asked: Listing[DraftRequest], answers: Listing[Draft]) -> tuple[int, set[int]]:
+        """Note how far the drafter has read; return how many tokens that took, and the sequences that it must still catch up with.
+
+        None must where nothing was read at all: such a drafter does not draft.
+        """
+        num_rows, behind = 0, set()
+        for request, answer in zip(asked, answers, strict=True):
+            sequence = request.sequence
+            seq_id, length = sequence.seq_id, len(sequence)
+            num_unread = 0
+            if not answer.token_ids:
+                num_unread = self.guarded.num_unread(request) or 0
+                if num_unread:
+                    behind.add(seq_id)
+            num_rows += max(0, length - num_unread - self._num_read[seq_id])
+            self._num_read[seq_id] = length - num_unread
+        return num_rows, behind if num_rows else set()
 
     def _worth_asking(self, requests: Listing[DraftRequest], free_tokens: Listing[float]) -> tuple[list[int], int]:
         """Which requests to ask for, and how deep: where the tokens gained, less the price of the time, are most.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from forerun.core.draft import Draft
 from forerun.core.sequence import Sequence
-from forerun.drafters.base import DraftContext, Drafter, TargetInfo
+from forerun.drafters.base import DraftContext, Drafter, DraftRequest, TargetInfo
 from forerun.drafters.device_chains import DeviceChains
 from forerun.drafters.draft_model import load_beside
 from forerun.drafters.neural.device import ChainNetwork, TargetsEntries, device_chains
@@ -136,6 +136,10 @@ class EarlyExit:
 
     def start(self, sequence: Sequence) -> None:
         """Do nothing: no state is kept."""
+
+    def num_unread(self, request: DraftRequest) -> int:  # noqa: ARG002 - nothing is read for any
+        """See `ReadsTexts`: the target has read all."""
+        return 0
 
     def propose(self, context: DraftContext) -> list[Draft]:
         """Draft for all sequences together."""

@@ -17,12 +17,15 @@ HFConfig = Any
 """A `transformers.PretrainedConfig` of any architecture, or a `ConfigStandIn`; each has fields of its own."""
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+ROTATED = "rotated_dimensions"  # a rope parameter that GGUF files alone have: how many of a head's dimensions turn
 
 SIZES = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
     "max_position_embeddings",
 )
 
+LAYER_COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+MOST_LAYERS = 1 << 10  # of each of which objects are made before any weight is read
 
 MEND = "mend config.json"
 """The remedy for values that contradict each other."""
@@ -97,8 +100,22 @@ class DecoderConfig:
         return len(self.windows)
 
 
-def common_config(hf: HFConfig) -> DecoderConfig:
-    """Resolve what all families name alike: sizes, one rope for all layers, no windows.
+def check_num_layers(content: Mapping[str, Any]) -> None:
+    """Check the number of layers in the content of a config.json, or in its part that is about text, under any name.
+
+    Raises:
+        ModelError: it is more than a model has.
+    """
+    text = content.get("text_config")
+    for part in (content, text if isinstance(text, Mapping) else {}):
+        for name in LAYER_COUNTS:
+            count = part.get(name)
+            if isinstance(count, (int, float)) and count > MOST_LAYERS:
+                raise ModelError(f"{name}: got {count}; may be at most {MOST_LAYERS}; {MEND}")
+
+
+def common_config(hf: HFConfig, *, rotates_part: bool = False) -> DecoderConfig:
+    """Resolve what all families name alike: sizes, one rope for all layers, no windows; `rotates_part`: see `rope_config`.
 
     Raises:
         NotCoveredError: the decoder does not have the rope or the activation.
@@ -121,7 +138,7 @@ def common_config(hf: HFConfig) -> DecoderConfig:
     is_nested = any(
         isinstance(value, Mapping) for value in parameters.values()
     )  # one rope per layer type: the row resolves them
-    rope = None if is_nested else rope_config(hf, parameters, head_dim)
+    rope = None if is_nested else rope_config(hf, parameters, head_dim, rotates_part=rotates_part)
     return DecoderConfig(
         vocab_size=hf.vocab_size,
         hidden_size=hf.hidden_size,
@@ -154,6 +171,18 @@ def checked_activation(name: str) -> str:
     return name
 
 
+def checked_window(hf: HFConfig) -> int | None:
+    """Return how many tokens a layer with a window sees, or None if the configuration has no window.
+
+    Raises:
+        ModelError: it is not a positive number.
+    """
+    window: int | None = hf.sliding_window
+    if window is not None and window < 1:
+        raise ModelError(f"sliding_window: got {window}; must be 1 or more, or null; {MEND}")
+    return window
+
+
 def windows_by_layer_type(hf: HFConfig) -> tuple[int | None, ...]:
     """Return the window of each layer: the configuration's in layers of type sliding_attention, None in the others.
 
@@ -168,13 +197,19 @@ def windows_by_layer_type(hf: HFConfig) -> tuple[int | None, ...]:
         raise ModelError(
             f"layer_types: got {len(hf.layer_types)}; must be one for each of {hf.num_hidden_layers} layers"
         )
-    if "sliding_attention" in hf.layer_types and not hf.sliding_window:
-        raise ModelError(f"sliding_window: got {hf.sliding_window}, but layers are of type sliding_attention; set it")
-    return tuple(hf.sliding_window if kind == "sliding_attention" else None for kind in hf.layer_types)
+    window = checked_window(hf) if "sliding_attention" in hf.layer_types else None
+    if window is None and "sliding_attention" in hf.layer_types:
+        raise ModelError("sliding_window: got None, but layers are of type sliding_attention; set it")
+    return tuple(window if kind == "sliding_attention" else None for kind in hf.layer_types)
 
 
-def rope_config(hf: HFConfig, parameters: Mapping[str, Any], head_dim: int) -> RopeConfig:
+def rope_config(
+    hf: HFConfig, parameters: Mapping[str, Any], head_dim: int, *, rotates_part: bool = False
+) -> RopeConfig:
     """Resolve one set of `rope_parameters`.
+
+    `rotates_part`: the family turns a part of each head where partial_rotary_factor says so. As in transformers, the others
+    read it for stretched ropes alone.
 
     Raises:
         NotCoveredError: the decoder does not have the rope type.
@@ -183,12 +218,15 @@ def rope_config(hf: HFConfig, parameters: Mapping[str, Any], head_dim: int) -> R
     from forerun.ops.rotary import RopeConfig
 
     scaling = _rope_scaling(parameters, hf.max_position_embeddings)
-    factor = _number(parameters, "partial_rotary_factor", default=1.0)
-    dim = int(head_dim * factor)
+    dim = head_dim
+    if ROTATED in parameters:
+        dim = int(parameters[ROTATED])
+    elif rotates_part or parameters["rope_type"] != "default":
+        dim = int(head_dim * _number(parameters, "partial_rotary_factor", default=1.0))
     if dim != head_dim and (dim % 2 or not 0 < dim < head_dim):
         raise ModelError(
-            f"rope_parameters: partial_rotary_factor: got {factor!r}, so that {dim} of {head_dim} dimensions rotate; must be "
-            f"pairs; {MEND}"
+            f"rope_parameters: partial_rotary_factor: got {parameters.get('partial_rotary_factor')!r}, so that {dim} of "
+            f"{head_dim} dimensions rotate; must be pairs; {MEND}"
         )
     if parameters["rope_type"] == "factors" and len(parameters["factors"]) != dim // 2:
         raise ModelError(
@@ -211,7 +249,7 @@ def _rope_scaling(parameters: Mapping[str, Any], max_len: int) -> RopeScaling | 
             factor=_number(parameters, "factor"),
             low_freq_factor=_number(parameters, "low_freq_factor"),
             high_freq_factor=_number(parameters, "high_freq_factor"),
-            original_max_len=parameters.get("original_max_position_embeddings") or max_len,
+            original_max_len=_original_max_len(parameters, max_len),
         )
     if rope_type == "yarn":
         return _yarn_scaling(parameters, max_len)
@@ -230,10 +268,14 @@ def _number(parameters: Mapping[str, Any], key: str, *, default: float | None = 
     return float(value)
 
 
+def _original_max_len(parameters: Mapping[str, Any], max_len: int) -> float:
+    return _number(parameters, "original_max_position_embeddings", default=max_len)
+
+
 def _yarn_scaling(parameters: Mapping[str, Any], max_len: int) -> RopeScaling:
     from forerun.ops.rotary import YarnScaling, yarn_attention_factor
 
-    original_max_len = parameters.get("original_max_position_embeddings") or max_len
+    original_max_len = _original_max_len(parameters, max_len)
     factor = _number(parameters, "factor", default=max_len / original_max_len)
     theta = _number(parameters, "rope_theta")
     if theta <= 1:

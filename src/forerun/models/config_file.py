@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from forerun.errors import ModelError, one_line
-from forerun.models.config import SIZES, HFConfig
+from forerun.models.config import MEND, SIZES, HFConfig, check_num_layers
 from forerun.models.config_defaults import LAYER_TYPES, ConfigDefaults, Fields, set_if_none
 from forerun.models.families import MODEL_TYPES, Family, decoder_config
 from forerun.models.model_folder import CONFIG_FILE, GENERATION_FILE, QUANTIZATION_KEY, find_gguf, read_json
@@ -109,8 +109,10 @@ def config_like(model_type: str, architecture: str, values: Mapping[str, Any]) -
     """Make the configuration of a model of `architecture` from these values and the class's defaults.
 
     Raises:
+        ModelError: there are more layers than a model has.
         ValueError, TypeError, AttributeError: transformers refuses a value.
     """
+    check_num_layers(values)
     stand_in = config_without_transformers({**values, "model_type": model_type, "architectures": [architecture]})
     if stand_in is not None:
         return stand_in
@@ -233,6 +235,10 @@ def _check_usable(file: Path, content: Mapping[str, Any]) -> None:
     named = content.get("architectures")
     if named is not None and not (isinstance(named, list) and all(isinstance(name, str) for name in named)):
         raise ModelError(f"{file}: architectures: got {named!r}; must be a list of strings; mend it")
+    try:
+        check_num_layers(content)
+    except ModelError as error:
+        raise ModelError(f"{file}: {str(error).removesuffix(MEND)}mend it") from error
     if content.get(QUANTIZATION_KEY):
         _check_quantized(file, content[QUANTIZATION_KEY])
 

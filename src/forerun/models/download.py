@@ -12,13 +12,14 @@ import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
 
 from forerun.errors import ModelError
+from forerun.models.model_folder import CONFIG_FILE, QUANTIZATION_KEY, read_json
 
 CHUNK_BYTES = 1 << 20
 POLL_SECONDS = 0.2
@@ -36,6 +37,9 @@ HUB_FILES = (
     "mask_embedding.pt",  # one vector of a DFlash head, read as a tensor and nothing else
 )
 """The files that are downloaded from a hub repository; pickled weights are not among them."""
+
+UNREAD_FILES = ("*/*.safetensors", "consolidated*.safetensors")
+"""Weights that a repository holds once more, in other forms: nothing reads them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,20 +139,36 @@ def hub_download(repository: str) -> Path:
     """Download a hub repository's safetensors, configuration and tokenizer, or find them in the hub's cache.
 
     Raises:
-        ModelError: the repository cannot be reached or read, or has no safetensors.
+        ModelError: the repository cannot be reached or read, has no safetensors, or its weights are quantized in a way
+            that nothing reads, of which config.json tells before they are downloaded.
     """
+    _check_quantization(_snapshot(repository, (CONFIG_FILE,)))
+    folder = _snapshot(repository, HUB_FILES)
+    if not any(folder.glob("*.safetensors")):
+        raise _without_safetensors(repository)
+    return folder
+
+
+def _snapshot(repository: str, patterns: Sequence[str]) -> Path:
+    """Download a hub repository's files of these names, but no unread ones, and return their folder in the hub's cache."""
     from huggingface_hub import snapshot_download  # here: importing it takes a second
 
     try:
-        folder = Path(snapshot_download(repository, allow_patterns=list(HUB_FILES)))
+        return Path(snapshot_download(repository, allow_patterns=list(patterns), ignore_patterns=list(UNREAD_FILES)))
     except Exception as error:  # the client raises whatever its HTTP stack raises
         reason = " ".join(str(error).split("\n")[0].split())
         if isinstance(error, OSError) and error.errno in FULL_DISK:
             raise ModelError(f"hub cache cannot be written: {reason[:200]}; free space, or set HF_HOME") from error
         raise ModelError(f"hub not reachable: {type(error).__name__}: {reason[:200]}") from error
-    if not any(folder.glob("*.safetensors")):
-        raise _without_safetensors(repository)
-    return folder
+
+
+def _check_quantization(folder: Path) -> None:
+    """Refuse weights that are quantized in a way that is not supported, by their config.json, if there is one."""
+    from forerun.models.quantized import quantized_layout  # here: importing torch takes a second
+
+    settings = read_json(folder / CONFIG_FILE).get(QUANTIZATION_KEY) if (folder / CONFIG_FILE).exists() else None
+    if settings:
+        quantized_layout(settings)
 
 
 def _without_safetensors(repository: str) -> ModelError:

@@ -21,6 +21,7 @@ from forerun.models.config import (
     NotCoveredError,
     QKNorm,
     checked_activation,
+    checked_window,
     common_config,
     rope_config,
     windows_by_layer_type,
@@ -75,8 +76,9 @@ def _mistral(hf: HFConfig) -> DecoderConfig:
     return _one_window(hf)
 
 
-def _one_window(hf: HFConfig) -> DecoderConfig:
-    return replace(common_config(hf), windows=(hf.sliding_window,) * hf.num_hidden_layers)
+def _one_window(hf: HFConfig, *, rotates_part: bool = False) -> DecoderConfig:
+    common = common_config(hf, rotates_part=rotates_part)
+    return replace(common, windows=(checked_window(hf),) * common.num_layers)
 
 
 def _qwen2(hf: HFConfig) -> DecoderConfig:
@@ -137,7 +139,7 @@ def _gemma3_text_part(hf: HFConfig) -> DecoderConfig:
 
 
 def _phi3(hf: HFConfig) -> DecoderConfig:
-    return replace(_one_window(hf), stored_fused=True)
+    return replace(_one_window(hf, rotates_part=True), stored_fused=True)
 
 
 def _olmo2(hf: HFConfig) -> DecoderConfig:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from forerun.errors import ModelError
-from forerun.models.config import MEND, HFConfig
+from forerun.models.config import MEND, MOST_LAYERS, HFConfig
 
 COUNT_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")  # DeepSeek, GLM and MiMo; Qwen3.5
 BLOCK = "layers.0."  # prefix of the decoder layer's tensors in `MTPLayout.own_names`
@@ -97,8 +97,8 @@ def num_mtp_layers(hf: HFConfig) -> int:
     content = hf.get_text_config().to_dict()
     for key in COUNT_KEYS:
         count = content.get(key) or 0
-        if type(count) is not int or count < 0:
-            raise ModelError(f"{key}: got {count!r}; must be a whole number, 0 or more; {MEND}")
+        if type(count) is not int or not 0 <= count <= MOST_LAYERS:
+            raise ModelError(f"{key}: got {count!r}; must be a whole number from 0 to {MOST_LAYERS}; {MEND}")
         if count:
             return count
     return 0

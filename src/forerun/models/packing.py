@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from forerun.errors import ModelError
 from forerun.models.checkpoint import Checkpoint
 from forerun.models.config import DecoderConfig
 from forerun.models.input_importance import InputImportance, LayerImportance
@@ -34,7 +37,10 @@ from forerun.ops.native.library import Kernels
 from forerun.ops.native.memory import Arena, give_back_freed_memory
 from forerun.ops.native.structs import AttentionStruct, LayerStruct
 
+logger = logging.getLogger(__name__)
+
 LANES = 16  # gates that lie beside their ups
+MOST_BESIDE_LINEAR = 0.1  # of a transformers model's weights: routers of experts take less, experts take most
 
 
 def can_pack(config: DecoderConfig) -> bool:
@@ -323,23 +329,71 @@ class PackedEmbeddingModule(nn.Module):
 
 
 def pack_modules(model: nn.Module, packing: Packing) -> None:
-    """Replace the linear layers of a transformers model by packed ones, in place, one by one.
+    """Replace the linear layers of a transformers model by packed ones, in place: each goes before the next is packed.
 
     A head that is tied to an embedding of transformers' own kind stays: packing it would be a second copy.
+
+    Raises:
+        ModelError: the weights are to be rounded, but many of them are in no linear layer.
     """
-    packed: dict[int, PackedLinear] = {}  # by the address of the weight
+    _check_beside_linear(model, packing.format)
+    packed: dict[int, PackedModule] = {}  # by the identity of a linear layer, which may have several places
+    heads: dict[int, PackedLinear] = {}  # by the address of the weight
     tables = _places(model, nn.Embedding)
     special = {table.weight.data_ptr() for table in _special_embeddings(model)}
-    for parent, name, linear in _places(model, nn.Linear):
+    linears = _places(model, nn.Linear)
+    while linears:
+        parent, name, linear = linears.pop()
         address = linear.weight.data_ptr()
         if address not in special:
-            packed[address] = packing.linear(linear.weight, linear.bias)
-            setattr(parent, name, PackedModule(packed[address], linear))
+            if id(linear) not in packed:
+                heads[address] = packing.linear(linear.weight, linear.bias)
+                packed[id(linear)] = PackedModule(heads[address], linear)
+            setattr(parent, name, packed[id(linear)])
+            del linear
             give_back_freed_memory()
     for parent, name, table in tables:
-        head = packed.get(table.weight.data_ptr())
+        head = heads.get(table.weight.data_ptr())
         if head is not None:
             setattr(parent, name, PackedEmbeddingModule(head, table))
+
+
+def _check_beside_linear(model: nn.Module, weight_format: WeightFormat) -> None:
+    """Refuse to round a model, or warn that it is slow, where many of its weights are in no linear layer."""
+    share, largest = _beside_linear(model)
+    if share <= MOST_BESIDE_LINEAR:
+        return
+    if weight_format.is_quantization:
+        raise ModelError(
+            f"quantization: got {weight_format.name!r}, which rounds linear layers alone; {share:.0%} of the weights of "
+            f"{type(model).__name__} are in none ({largest}, ...) and would stay as they are; leave it out"
+        )
+    _say_computed_by_torch(type(model).__name__, largest.rpartition(".")[2])
+
+
+def _beside_linear(model: nn.Module) -> tuple[float, str]:
+    """The share of a transformers model's weights that is in no linear layer, embeddings aside, and the largest's name."""
+    tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    linear = {id(child.weight): child.weight.numel() for _parent, _name, child in _places(model, nn.Linear)}
+    beside = {
+        name: weight.numel()
+        for name, weight in model.named_parameters()
+        if weight.ndim > 1 and id(weight) not in tables | linear.keys()
+    }
+    if not beside:
+        return 0.0, ""
+    share = sum(beside.values()) / (sum(beside.values()) + sum(linear.values()))
+    return share, max(beside, key=lambda name: beside[name])
+
+
+@cache
+def _say_computed_by_torch(model: str, weights: str) -> None:
+    """Say once for each kind of model that the kernels do not compute most of it."""
+    logger.warning(
+        "%s: many of its weights (%s, ...) are in no linear layer; torch computes with them, not the native kernels",
+        model,
+        weights,
+    )
 
 
 def _places(model: nn.Module, kind: type[nn.Module]) -> list[tuple[nn.Module, str, Any]]:

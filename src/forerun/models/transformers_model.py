@@ -68,8 +68,10 @@ class TransformersModel:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of all parameters."""
-        return sum(weight.numel() * weight.element_size() for weight in self._model.parameters())
+        """Bytes of all parameters, and of what was packed in their place."""
+        packed = [module.linear.num_bytes for module in self._model.modules() if isinstance(module, PackedModule)]
+        stored: list[int] = [weight.nbytes for weight in self._model.parameters()]
+        return sum(packed) + sum(stored)
 
     def forward(self, batch: ForwardBatch, attend: Attend) -> ForwardResult:
         """Compute logits at `batch.logits_rows`, their candidates, and the hidden states that `batch.features` names.

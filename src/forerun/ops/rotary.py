@@ -44,7 +44,7 @@ class Llama3Scaling:
     factor: float
     low_freq_factor: float
     high_freq_factor: float
-    original_max_len: int  # tokens the model was pretrained on
+    original_max_len: float  # tokens the model was pretrained on
 
     attention_factor = 1.0
 
@@ -65,7 +65,7 @@ class YarnScaling:
     """
 
     factor: float
-    original_max_len: int
+    original_max_len: float
     theta: float
     attention_factor: float
     beta_fast: float = 32.0  # turns in the pretrained context above which a dimension is kept

@@ -246,17 +246,8 @@ def draw_token(probs: Tensor, *, seed: int, position: int, stream: Stream, index
     return first_of_weights(probs.double().numpy(force=True), key=key_of(seed, position, stream, index))
 
 
-def greedy_token(logits: Tensor) -> int:
-    """The most likely token of `logits` [vocab_size]; the lowest id where several are.
-
-    Raises:
-        RequestError: every token is forbidden.
-        ModelError: the logits hold NaN or +inf.
-    """
-    return _greedy_token(logits.float().numpy(force=True))
-
-
 def _greedy_token(logits: Float32s) -> int:
+    """The most likely token of `logits` [vocab_size]; the lowest id where several are."""
     token_id = int(logits.argmax())
     check_largest(float(logits[token_id]))
     return token_id

@@ -12,7 +12,7 @@ from forerun.core.outputs import CompletionOutput, Logprob, RequestOutput, Strea
 from forerun.errors import RequestError
 from forerun.server.errors import ApiError
 from forerun.server.protocol import ChatBody, reply
-from forerun.server.request_params import refuse_unserved, sampling_params, wanted_structure
+from forerun.server.request_params import check_length, of_format, refuse_unserved, sampling_params, wanted_structure
 from forerun.server.responses import Choice, ResponseBuilder, Usage, json_logprob, logprob_text
 from forerun.server.served_model import ServedModel, Submission, served_model
 from forerun.server.tokenization import check_template_variables, lay_out
@@ -77,14 +77,15 @@ async def create_chat_completion(
     if use is not None and model.hides_calls:
         body.skip_special_tokens = False
     builder = ChatBuilder(body, model, use)
+    asked = _asked_length(body)
     try:
         submission = await model.submit(
-            lambda: [(None, lay_out(body, model))],
+            lambda: [(None, _token_ids(body, model, asked))],
             sampling_params(
                 body,
                 structure=wanted if use is None else use.structure(wanted),
                 speculates=model.speculates,
-                max_tokens=_max_tokens(body),
+                max_tokens=asked[1],
                 logprobs=(body.top_logprobs or 0) if body.logprobs else None,
             ),
             num_prompts=1,
@@ -92,9 +93,7 @@ async def create_chat_completion(
             cache_salt=body.cache_salt,
         )
     except RequestError as error:
-        if use is None:
-            raise
-        raise _of_tools(error) from error
+        raise (of_format(error, body) if use is None else _of_tools(error)) from None
     return await builder.respond(request, submission)
 
 
@@ -103,13 +102,20 @@ def _of_tools(error: RequestError) -> RequestError:
     return RequestError(str(error).replace("structural_tag:", "tools:", 1))
 
 
-def _max_tokens(body: ChatBody) -> int | None:
-    """The newer of the two names counts; null is as many as fit."""
+def _token_ids(body: ChatBody, model: ServedModel, asked: tuple[str, int | None]) -> list[int]:
+    """The conversation's, with room for the answer."""
+    token_ids = lay_out(body, model)
+    check_length(len(token_ids), model.llm.max_model_len, prompt="messages", asked=asked)
+    return token_ids
+
+
+def _asked_length(body: ChatBody) -> tuple[str, int | None]:
+    """Name and value of the answer's most tokens: the newer of the two names counts; null is as many as fit."""
     name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     most: int | None = getattr(body, name)
     if most == 0:
         raise ApiError(400, f"{name}: got 0; must be 1 or more, or left out for as many as fit", param=name)
-    return most
+    return name, most
 
 
 class ChatBuilder(ResponseBuilder):

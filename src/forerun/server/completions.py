@@ -9,14 +9,16 @@ from fastapi import APIRouter, Depends, Request, Response
 from pydantic import BaseModel
 
 from forerun.core.outputs import CompletionOutput, RequestOutput, StreamDelta, TokenLogprobs
+from forerun.errors import RequestError
 from forerun.models.tokenizer import TextStream, Tokenizer
 from forerun.server.errors import ApiError
 from forerun.server.protocol import CompletionBody, reply
-from forerun.server.request_params import refuse_unserved, sampling_params, wanted_structure
+from forerun.server.request_params import check_length, of_format, refuse_unserved, sampling_params, wanted_structure
 from forerun.server.responses import LEAST_LOGPROB, Choice, ResponseBuilder, Usage, json_logprob, logprob_text
 from forerun.server.served_model import ServedModel, Submission, served_model
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
+MOST_ECHOED_LOGPROBS = 4_000_000  # of one answer, which is made and written while no other request is looked at
 
 router = APIRouter()
 
@@ -47,20 +49,23 @@ async def create_completion(
     refuse_unserved(body)
     _check(body)
     builder = CompletionBuilder(body, model)
-    submission = await model.submit(
-        lambda: [_tokens(prompt, body, model) for prompt in body.prompts],
-        sampling_params(
-            body,
-            structure=wanted_structure(body),
-            speculates=model.speculates,
-            max_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else max(body.max_tokens, 1),
-            logprobs=body.logprobs,
-            prompt_logprobs=body.logprobs if body.echo else None,
-        ),
-        num_prompts=len(body.prompts),
-        streams=builder.wants_steps,
-        cache_salt=body.cache_salt,
-    )
+    try:
+        submission = await model.submit(
+            lambda: _prompts(body, model),
+            sampling_params(
+                body,
+                structure=wanted_structure(body),
+                speculates=model.speculates,
+                max_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else max(body.max_tokens, 1),
+                logprobs=body.logprobs,
+                prompt_logprobs=body.logprobs if body.echo else None,
+            ),
+            num_prompts=len(body.prompts),
+            streams=builder.wants_steps,
+            cache_salt=body.cache_salt,
+        )
+    except RequestError as error:
+        raise of_format(error, body) from None
     return await builder.respond(request, submission)
 
 
@@ -74,6 +79,24 @@ def _check(body: CompletionBody) -> None:
         raise ApiError(
             400, "max_tokens: got 0; must be 1 or more, or 0 with echo and without stream", param="max_tokens"
         )
+
+
+def _prompts(body: CompletionBody, model: ServedModel) -> list[tuple[str | None, list[int]]]:
+    """Texts and token ids of the prompts, if what is asked for them is not too much."""
+    prompts = [_tokens(prompt, body, model) for prompt in body.prompts]
+    for _, ids in prompts:
+        check_length(len(ids), model.llm.max_model_len, prompt="prompt", asked=("max_tokens", body.max_tokens))
+    if body.echo and body.logprobs is not None:
+        num_tokens = sum(len(ids) for _, ids in prompts)
+        num_echoed = num_tokens * body.num_completions * (body.logprobs + 1)
+        if num_echoed > MOST_ECHOED_LOGPROBS:
+            raise ApiError(
+                400,
+                f"logprobs: got {body.logprobs} with echo, n {body.num_completions} and {num_tokens} tokens of prompts: "
+                f"{num_echoed} log probabilities; may be {MOST_ECHOED_LOGPROBS}; send fewer prompts or make n smaller",
+                param="logprobs",
+            )
+    return prompts
 
 
 def _tokens(prompt: str | list[int], body: CompletionBody, model: ServedModel) -> tuple[str | None, list[int]]:

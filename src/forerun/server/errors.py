@@ -110,8 +110,12 @@ def _writable(text: str) -> str:
 
 
 def _path(error: Any) -> list[str]:
-    """Names that lead to the value in the body."""
-    return [str(part) for part in error["loc"][1:]]
+    """Names that lead to the value in the body.
+
+    A body that may be of several types has the name of its type first, with a capital letter as no field has.
+    """
+    names = [str(part) for part in error["loc"][1:]]
+    return names[1:] if names and names[0][:1].isupper() else names
 
 
 def _uncapital(text: str) -> str:

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal
+
+from cyclopts import Parameter
 
 from forerun.core.writable import check_writable_file
 from forerun.errors import ConfigError
 
 SpecMetrics = Literal["none", "summary", "detailed"]
 ToolCallParser = Literal["hermes", "llama3_json", "mistral"]
+
+
+def _whole(_hint: Any, value: str, **_: Any) -> list[str]:
+    """A variable of the environment as one value, with its spaces."""
+    return [value]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +32,7 @@ class ServerOptions:
     """Address to listen on; 0.0.0.0 is every interface of this machine."""
     port: int = 8000
     """Port to listen on; 0 takes a free one."""
-    api_key: tuple[str, ...] = ()
+    api_key: Annotated[tuple[str, ...], Parameter(env_var_split=_whole)] = ()
     """Key that requests must bear; may be given several times. Better in the environment: FORERUN_API_KEY."""
     served_model_name: str | None = None
     """Name of the model in requests and answers; by default MODEL as it is given."""

@@ -2,13 +2,16 @@
 
 Types are strict (no "5" for 5), null means left out, and fields that are not here are kept in
 `model_extra` for `request_params.refuse_unserved` to judge.
+
+A body may have a million mistakes, and recording each would keep the event loop from all other requests: lists
+end at the first (`fail_fast`), and objects are looked at before their entries are.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from forerun.models.tools.conversation import called_arguments, not_too_deep
 
@@ -29,7 +32,7 @@ LARGEST_BIAS = 100.0  # OpenAI's range
 INT64 = 2**63
 Count = Annotated[int, Field(ge=0, lt=2**31)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
-TokenIds = Annotated[list[TokenId], Field(max_length=MOST_TOKEN_IDS)]
+TokenIds = Annotated[list[TokenId], Field(max_length=MOST_TOKEN_IDS, fail_fast=True)]
 Bias = Annotated[float, Field(ge=-LARGEST_BIAS, le=LARGEST_BIAS)]
 TopLogprobs = Annotated[int, Field(ge=0, le=MOST_LOGPROBS)]
 Stop = Annotated[str, Field(max_length=MOST_STOP_CHARACTERS)]
@@ -55,13 +58,26 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: bool | None = False
 
 
-class ForerunFields(BaseModel):
+class ClosedObject(BaseModel):
+    """An object without further keys."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_others(cls, given: Any) -> Any:
+        """Refuse the first key that is not known; pydantic would record them all."""
+        for key in given if isinstance(given, dict) else ():
+            if key not in cls.model_fields:
+                raise ValueError(f"got the key {key!r:.80}; may have {', '.join(cls.model_fields)}; leave it out")
+        return given
+
+
+class ForerunFields(ClosedObject):
     """What only this server understands, in a namespace of its own.
 
     `origins` asks how each token came to be: see `origins.Origins`.
     """
-
-    model_config = ConfigDict(strict=True, extra="forbid")
 
     speculation: Literal["on", "off"] | None = None
     num_speculative_tokens: Annotated[int, Field(ge=0, le=128)] | None = None
@@ -84,17 +100,15 @@ def _only_text(content: Any) -> Any:
     return content
 
 
-Content = Annotated[str | list[TextPart], BeforeValidator(_only_text)]
+Content = Annotated[str | Annotated[list[TextPart], Field(fail_fast=True)], BeforeValidator(_only_text)]
 
 
 def _joined(content: str | list[TextPart]) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
-class Prediction(BaseModel):
+class Prediction(ClosedObject):
     """The text that a client expects: OpenAI's predicted output."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
 
     type: Literal["content"]
     content: Content
@@ -103,6 +117,15 @@ class Prediction(BaseModel):
     def text(self) -> str:
         """The text in one piece."""
         return _joined(self.content)
+
+
+def _few_biases(given: Any) -> Any:
+    if isinstance(given, dict) and len(given) > MOST_BIASES:
+        raise ValueError(f"got {len(given)} entries; may have {MOST_BIASES}; leave out those near 0")
+    return given
+
+
+Biases = Annotated[dict[str, Bias], Field(max_length=MOST_BIASES), BeforeValidator(_few_biases)]
 
 
 class GenerationBody(Body):
@@ -117,13 +140,13 @@ class GenerationBody(Body):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
-    logit_bias: Annotated[dict[str, Bias], Field(max_length=MOST_BIASES)] | None = None
-    bad_words: Annotated[list[BadWord], Field(max_length=MOST_BAD_WORDS)] | None = None
+    logit_bias: Biases | None = None
+    bad_words: Annotated[list[BadWord], Field(max_length=MOST_BAD_WORDS, fail_fast=True)] | None = None
     allowed_token_ids: TokenIds | None = None
     seed: Annotated[int, Field(ge=-INT64, lt=INT64)] | None = None
     max_tokens: Count | None = None
     min_tokens: Count | None = None
-    stop: Stop | Annotated[list[Stop], Field(max_length=MOST_STOPS)] | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=MOST_STOPS, fail_fast=True)] | None = None
     stop_token_ids: TokenIds | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
@@ -148,11 +171,12 @@ class GenerationBody(Body):
         return self.n or 1
 
 
+PromptIds = Annotated[list[TokenId], Field(fail_fast=True)]
 Prompts = (
     str
-    | Annotated[list[str], Field(max_length=MOST_PROMPTS)]
-    | list[TokenId]
-    | Annotated[list[list[TokenId]], Field(max_length=MOST_PROMPTS)]
+    | Annotated[list[str], Field(max_length=MOST_PROMPTS, fail_fast=True)]
+    | PromptIds
+    | Annotated[list[PromptIds], Field(max_length=MOST_PROMPTS, fail_fast=True)]
 )
 
 
@@ -242,8 +266,8 @@ class CallBody(BaseModel):
     function: CalledFunction
 
 
-Tools = Annotated[list[ToolBody], Field(max_length=MOST_TOOLS)]
-Calls = Annotated[list[CallBody], Field(max_length=MOST_CALLS)]
+Tools = Annotated[list[ToolBody], Field(max_length=MOST_TOOLS, fail_fast=True)]
+Calls = Annotated[list[CallBody], Field(max_length=MOST_CALLS, fail_fast=True)]
 ToolChoice = Literal["none", "auto", "required"] | NamedChoice
 
 
@@ -263,7 +287,7 @@ class Message(BaseModel):
 class ConversationBody(Body):
     """Messages and how the model's chat template lays them out."""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MOST_MESSAGES)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True)]
     add_generation_prompt: bool | None = True
     continue_final_message: bool | None = False
     chat_template_kwargs: dict[str, Any] | None = None
@@ -297,7 +321,7 @@ class TokenizeChatBody(ConversationBody):
 class DetokenizeBody(Body):
     """POST /detokenize."""
 
-    tokens: list[TokenId]
+    tokens: PromptIds
 
 
 # --- answers ---------------------------------------------------------------------------------------

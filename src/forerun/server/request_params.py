@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from forerun.core.sampling_params import SamplingParams
-from forerun.server.errors import ApiError
+from forerun.core.structured_outputs import KINDS
+from forerun.errors import RequestError
+from forerun.server.errors import PARAM, ApiError
 from forerun.server.protocol import Body, ForerunFields, GenerationBody
 
 logger = logging.getLogger(__name__)
@@ -30,28 +32,40 @@ STRUCTURING = ("response_format", "structured_outputs")
 """Fields that say what the answer must match and that are served."""
 
 UNSERVED = {
+    "add_special_tokens": "the chat template writes them",
     "chat_template": "templates come with the model, not with requests; lay the prompt out and use /v1/completions",
     "documents": "put them into a message",
+    "echo": "it is for /v1/completions",
     "function_call": "use tool_choice",
     "functions": "use tools",
     "modalities": "only text is served",
     "audio": "only text is served",
     "prompt_embeds": "send text or token ids",
+    "prompt_logprobs": "use /v1/completions with echo and logprobs",
+    "return_tokens_as_token_ids": "use return_token_ids",
+    "spaces_between_special_tokens": "texts are made without a choice of it",
     "tool_choice": "tools are for /v1/chat/completions",
     "tools": "tools are for /v1/chat/completions",
     "truncate_prompt_tokens": "shorten the prompt",
     "use_beam_search": "use n for several answers",
     "vllm_xargs": "leave it out",
+    "web_search_options": "search, and put what you find into a message",
 }
 """Fields that would change the answer -> what to do instead."""
 
 MEANINGLESS: tuple[Any, ...] = (None, False, [], {}, "none")
 """Values that ask for nothing."""
 
-SERVED = {"modalities": ["text"]}
-"""Fields of `UNSERVED` -> the value that asks for what is given anyway."""
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "modalities": (*MEANINGLESS, ["text"]),
+    "prompt_logprobs": (None,),
+    "spaces_between_special_tokens": (None, True),
+    "web_search_options": (None,),
+}
+"""Fields of `UNSERVED` -> the values that ask for nothing, where these are not `MEANINGLESS`."""
 
 MOST_WARNINGS = 100
+TOO_LONG = "context_length_exceeded"  # OpenAI's code
 
 _warned: set[str] = set()
 
@@ -63,7 +77,7 @@ def refuse_unserved(body: Body) -> None:
         ApiError: 400, a field constrains the answer.
     """
     for name, value in (body.model_extra or {}).items():
-        if value in MEANINGLESS or name in STRUCTURING or (name in SERVED and value == SERVED[name]):
+        if value in NEUTRAL.get(name, MEANINGLESS) or name in STRUCTURING:
             continue
         if name in UNSERVED:
             raise ApiError(400, f"{name}: is not served; leave it out ({UNSERVED[name]})", param=name)
@@ -96,6 +110,15 @@ def wanted_structure(body: Body) -> Mapping[str, Any] | None:
             )
         return wanted
     return _of_format(given["response_format"]) if given else None
+
+
+def of_format(error: RequestError, body: Body) -> RequestError:
+    """The error with `response_format` as its subject, where it is about a structure that came from there."""
+    named = PARAM.match(str(error))
+    is_from_there = (body.model_extra or {}).get("response_format") is not None
+    if is_from_there and named is not None and named.group(1) in KINDS:
+        return RequestError(f"response_format: {error}")
+    return error
 
 
 def _of_format(wanted: Any) -> Mapping[str, Any] | None:
@@ -147,6 +170,10 @@ def sampling_params(
         raise ApiError(
             400, f"best_of: got {body.best_of}; must be n ({body.num_completions}); leave it out", param="best_of"
         )
+    if body.stream_options is not None and not body.stream:
+        raise ApiError(
+            400, "stream_options: is given without stream; set stream to true, or leave it out", param="stream_options"
+        )
     given = {name: value for name in SAME_NAME if (value := getattr(body, name)) is not None}
     return SamplingParams(
         n=body.num_completions,
@@ -158,6 +185,29 @@ def sampling_params(
         **given,
         **more,
     )
+
+
+def check_length(num_tokens: int, max_model_len: int, *, prompt: str, asked: tuple[str, int | None]) -> None:
+    """Refuse a prompt that leaves no room for the answer that is asked for, as OpenAI's and vLLM's servers do.
+
+    Args:
+        num_tokens: tokens of the prompt.
+        max_model_len: tokens of the prompt and the answer, at most.
+        prompt: name of the prompt's field.
+        asked: name of the field that says how long the answer may be, and its value.
+
+    Raises:
+        ApiError: 400, with the code and the words by which clients know that they must shorten something.
+    """
+    context = f"the model's maximum context length is {max_model_len} tokens"
+    name, most = asked
+    if num_tokens >= max_model_len:
+        message = f"{prompt}: got {num_tokens} tokens; {context}, which hold the answer too; shorten it"
+        raise ApiError(400, message, param=prompt, code=TOO_LONG)
+    room = max_model_len - num_tokens
+    if most is not None and most > room:
+        message = f"{name}: got {most}; {context} and {prompt} has {num_tokens}; may be at most {room}, or left out"
+        raise ApiError(400, message, param=name, code=TOO_LONG)
 
 
 def _bias(given: dict[str, float] | None) -> dict[int, float] | None:

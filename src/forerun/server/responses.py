@@ -158,7 +158,7 @@ class ResponseBuilder(ABC):
     async def _events(self, submission: Submission) -> AsyncGenerator[bytes, None]:
         options = self._body.stream_options
         wants_usage = bool(options and options.include_usage)
-        counts_on = bool(options and options.continuous_usage_stats)
+        counts_on = bool(options and options.include_usage and options.continuous_usage_stats)
         num_prompt_tokens = sum(map(len, submission.prompt_ids))
         num_tokens, started, steps = 0, set[int](), list[StreamDelta]()
         try:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel
+from pydantic import BaseModel, Discriminator, Tag
 
 from forerun.models.tools import conversation
 from forerun.server.errors import ApiError
@@ -34,10 +34,20 @@ class Text(BaseModel):
     prompt: str
 
 
+def _kind(body: Any) -> str:
+    has_messages = isinstance(body, dict) and body.get("messages") is not None
+    return "TokenizeChatBody" if has_messages or isinstance(body, TokenizeChatBody) else "TokenizeTextBody"
+
+
+TokenizeBody = Annotated[
+    Annotated[TokenizeTextBody, Tag("TokenizeTextBody")] | Annotated[TokenizeChatBody, Tag("TokenizeChatBody")],
+    Discriminator(_kind),
+]
+"""A conversation where there are messages, else a text; a mistake is told of that one alone."""
+
+
 @router.post("/tokenize", responses=reply(Tokens))
-async def tokenize(
-    body: TokenizeTextBody | TokenizeChatBody, model: Annotated[ServedModel, Depends(served_model)]
-) -> JSONResponse:
+async def tokenize(body: TokenizeBody, model: Annotated[ServedModel, Depends(served_model)]) -> JSONResponse:
     """Token ids of a text, or of a conversation laid out by the chat template."""
     model.check_name(body.model)
     refuse_unserved(body)

@@ -13,8 +13,9 @@ Part = list[LearnedText]
 
 
 class Batches:
-    """The texts in another random order each epoch, `batch_tokens` a step, in parts of similar length.
+    """The texts in another random order each epoch, `batch_tokens` a step on average, in parts of similar length.
 
+    A batch takes one more text where at least half of it fits, so that some batches are larger and some smaller.
     A part has at most `pass_tokens` tokens, padding included, unless a single text has more.
     """
 
@@ -37,11 +38,12 @@ class Batches:
         batches: list[list[int]] = [[]]
         room = self._batch_tokens
         for index in torch.randperm(len(self._texts), generator=source).tolist():
-            if room <= 0:
+            num_tokens = len(self._texts[index].token_ids)
+            if batches[-1] and num_tokens > 2 * room:
                 batches.append([])
                 room = self._batch_tokens
             batches[-1].append(index)
-            room -= len(self._texts[index].token_ids)
+            room -= num_tokens
         self._firsts.append(self._firsts[-1] + len(self._planned[-1]) if self._planned else 0)
         self._planned.append(batches)
 

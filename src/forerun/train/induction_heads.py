@@ -1,4 +1,4 @@
-"""Attention heads of a draft layer that look for where its last tokens stood before, and carry what followed them there.
+"""Attention heads of a draft layer that look for where its last two tokens stood before, and carry what followed them there.
 
 A quarter of what a chat model writes follows its last three tokens as it did earlier in the text. A layer learns to copy
 it (induction heads, arXiv 2209.11895), but not from a few million tokens: a head of 3.4 million was right at 48 % of such
@@ -81,7 +81,7 @@ def attention_loss(query: Tensor, key: Tensor, token_ids: Tensor, rows: Tensor, 
     """Return the mean of -log of the attention that goes to where the next token was copied from.
 
     Row r of the layer reads token r + 1 and predicts the one after it. The mean is over the given places, tokens r + 1,
-    where that one and the two before it stood somewhere earlier, with the same token behind them; 0 if there are none.
+    where that one and the one before it stood somewhere earlier, with the same token behind them; 0 if there are none.
 
     Args:
         query: of the induction heads, [B, heads, S - 1, dim].

@@ -517,16 +517,17 @@ class TrainingRun:
 
     def _keep(self, trainer: HeadTrainer) -> None:
         folder = self.folder.head(trainer.step)
-        self._store(trainer, folder)
+        self._store(trainer, folder, stored_as=self.settings.stored_as)  # what is measured is what is packaged
         write_text(folder / "tokens.txt", f"{trainer.num_tokens}\n")
 
-    def _store(self, trainer: HeadTrainer, folder: Path) -> None:
+    def _store(self, trainer: HeadTrainer, folder: Path, *, stored_as: str = "bf16") -> None:
         save_head(
             folder,
             trainer.content,
             trainer.tensors(),
             layout=self.settings.layout,
             target=self._path,
+            stored_as=stored_as,
             verifier=self._verifier,
         )
 

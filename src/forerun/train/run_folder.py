@@ -17,7 +17,6 @@ WORK = "training"  # subfolder of the output
 SETTINGS = "settings.json"  # in it: what a run cannot change on the way
 TEXTS = "texts.bin"  # likewise
 ORIGIN = "origin.json"  # likewise: settings of the run that wrote the texts, if it was another
-STAGES = ("write", "mask", "train", "measure", "package")
 
 
 @dataclass(slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from forerun.drafters.base import MovesKV
 from forerun.engine.client import EngineRequest
 from forerun.engine.kv_transfer import export_kv
 from forerun.errors import ConfigError
-from tests.contract.drafters import CASES, OWN_KV
+from tests.contract.drafters import CASES, OWN_KV, REPRESENTATIVE, usually
 from tests.contract.test_bit_identical import reported, sampling_of
 from tests.contract.test_contract import PROMPTS, assert_nothing_is_held
 from tests.deploy.disaggregated.in_one_process import disaggregated, needs_shared_memory
@@ -36,7 +36,7 @@ def plainly():
     return run(tiny_llm(target=native_target()))
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", usually(CASES, chosen={*REPRESENTATIVE, *OWN_KV}))
 def test_text_and_logprobs_are_those_of_one_engine_with_any_drafter(name):
     with disaggregated(CASES[name], target=native_target()) as (llm, engine):
         assert run(llm) == plainly()

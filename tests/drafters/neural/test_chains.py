@@ -87,7 +87,7 @@ def test_every_head_is_drafted_with_in_one_call(kind, tmp_path):
 def test_a_texts_draft_depends_on_nothing_but_the_text(dtype, quantization, tmp_path):
     """Under preemption, prefix hits and chunked prompts, in batches and alone, with one thread and with three."""
     llm = chains_llm(tmp_path, dtype, quantization, settings=TIGHT)
-    together = dict(recorded_under_pressure(llm, PROMPTS[:60], GREEDY))
+    together = dict(recorded_under_pressure(llm, PROMPTS[:24], GREEDY))
     for num_threads in (1, 3):
         with threads(native_target(dtype).kernels, num_threads):
             llm = chains_llm(tmp_path, dtype, quantization)

@@ -19,9 +19,9 @@ from tests.heads_dflash import WINDOW, dflash_config, dflash_weights, speculator
 from tests.step_recorder import ClosureRecorder
 
 ALLOWED = [3, 4, 5]
-GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+GREEDY = SamplingParams(temperature=0, max_tokens=14, ignore_eos=True)
 FEW = SamplingParams(temperature=0, max_tokens=28, ignore_eos=True, allowed_token_ids=ALLOWED)
-MIXED = [SamplingParams(temperature=i % 2, top_p=0.9, seed=i, max_tokens=20, ignore_eos=True) for i in range(6)]
+MIXED = [SamplingParams(temperature=i % 2, top_p=0.9, seed=i, max_tokens=14, ignore_eos=True) for i in range(6)]
 
 
 def medusa_of_few_tokens(target):
@@ -139,8 +139,9 @@ HARD = [
     "peagle, a small tree",
     "dflash, a small tree",
 ]
-RUNS = [(case, "eagerly") for case in CASES] + [(case, how) for case in HARD for how in ("recorded", "under pressure")]
-RUNS += [(f"{head}, a small tree, some accepted", "recorded") for head in ("peagle", "dflash")]
+RECORDED = [*HARD, *(f"{head}, a small tree, some accepted" for head in ("peagle", "dflash"))]
+RUNS = [(case, "recorded" if case in RECORDED else "eagerly") for case in CASES]
+RUNS += [(case, "under pressure") for case in HARD]
 
 
 @pytest.fixture(scope="module")
@@ -193,11 +194,11 @@ def test_the_device_drafts_what_the_host_would(case, how, heads):
         llm.executor.use_graphs([8, 24, 64], ClosureRecorder())
     found = drafts_of(llm, *requests_of(case, is_pressed), recorded_on_device)
     both = found.keys() & expected.keys()  # where tokens are accepted, not all steps end at the same places
-    assert len(both) > 0.75 * len(expected) > 40
+    assert len(both) > 0.75 * len(expected) > 30
     assert {text: found[text] for text in both} == {text: expected[text] for text in both}
     assert llm.stats.num_failed_drafts == 0
     assert (engine_of(llm).scheduler.num_preemptions > 0) == (how == "under pressure")
-    assert (llm.stats.times.num_replayed_steps > 10) == (how == "recorded")
+    assert (llm.stats.times.num_replayed_steps > 7) == (how == "recorded")
     assert llm.executor.part.drafts_trees == any(word in case for word in ("tree", "runners-up"))
     if "some accepted" in case:
         assert llm.stats.speculation.accepted_per_position[2] > 0

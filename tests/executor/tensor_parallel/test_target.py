@@ -42,9 +42,16 @@ def path(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def three_ranks(path):
+def group(path):
+    """The model in three processes, and the ids of those beside this one."""
+    before = set(worker_ids())
+    return target_of(path, 3), sorted(set(worker_ids()) - before)
+
+
+@pytest.fixture(scope="module")
+def three_ranks(group):
     """The model in three processes."""
-    return target_of(path, 3)
+    return group[0]
 
 
 @pytest.fixture(scope="module")
@@ -65,8 +72,14 @@ def test_the_logits_of_three_processes_are_those_of_one(path, three_ranks):
     assert with_logits_of(three_ranks, prompts) == with_logits_of(target_of(path, 1), prompts)
 
 
-@pytest.mark.parametrize("quantized", [False, True])
-@pytest.mark.parametrize("rounds_rows", [False, True])
+@pytest.mark.parametrize(
+    ("quantized", "rounds_rows"),
+    [
+        (False, False),
+        (True, True),
+        *(pytest.param(*both, marks=pytest.mark.slow) for both in ((True, False), (False, True))),
+    ],
+)
 def test_a_gguf_file_gives_the_logits_of_one_process(tmp_path, quantized, rounds_rows):
     file = tmp_path / "tiny.gguf"
     save_tiny_gguf(file, quantized=quantized)
@@ -84,17 +97,23 @@ def test_text_and_logprobs_are_those_of_one_process_with_any_drafter(three_ranks
     assert_nothing_is_held(llm)
 
 
-def test_ranks_that_share_a_key_head_give_the_logits_of_one_process(tmp_path):
-    path = save_model(tmp_path, "Olmo2ForCausalLM", num_key_value_heads=2)  # six query heads, one norm over all keys
+@pytest.fixture(scope="module")
+def one_and_four_ranks(tmp_path_factory):
+    """A model whose two key heads are shared by four ranks, of two, two, one and one query heads, and it in one process."""
+    folder = tmp_path_factory.mktemp("shared heads")
+    path = save_model(folder, "Olmo2ForCausalLM", num_key_value_heads=2)  # six query heads, one norm over all keys
+    return target_of(path, 1), target_of(path, 4)
+
+
+def test_ranks_that_share_a_key_head_give_the_logits_of_one_process(one_and_four_ranks):
+    plain, four = one_and_four_ranks
     prompts = [[7, 8, 9], list(range(20, 80)), [5] * 17]
-    four = target_of(path, 4)  # of two, two, one and one
-    assert with_logits_of(four, prompts) == with_logits_of(target_of(path, 1), prompts)
+    assert with_logits_of(four, prompts) == with_logits_of(plain, prompts)
 
 
-def test_another_engine_whose_kernels_take_all_cores_changes_no_logits(tmp_path):
-    path = save_model(tmp_path, "Olmo2ForCausalLM", num_key_value_heads=2)
+def test_another_engine_whose_kernels_take_all_cores_changes_no_logits(one_and_four_ranks):
+    plain, four = one_and_four_ranks
     prompts = [list(range(20, 20 + count)) for count in (7, 13, 20, 29)]
-    plain, four = target_of(path, 1), target_of(path, 4)
     for prompt in prompts:
         expected = with_logits_of(plain, [prompt])
         with threads(four.kernels, 8):  # of rank 0 alone
@@ -151,9 +170,9 @@ def test_a_rank_that_is_killed_while_nobody_asks_is_noticed_and_the_others_end_w
     assert "Fatal" not in capfd.readouterr().err, "the other ended by itself"
 
 
-def test_a_rank_that_is_killed_fails_the_request_at_once_and_all_later_ones(three_ranks):
+def test_a_rank_that_is_killed_fails_the_request_at_once_and_all_later_ones(group):
+    three_ranks, workers = group
     llm = tiny_llm(target=three_ranks)
-    workers = worker_ids()
     killed = workers[0]
     threading.Timer(0.2, os.kill, (killed, signal.SIGKILL)).start()
     failed = None

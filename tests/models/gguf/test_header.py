@@ -121,6 +121,10 @@ DAMAGES = {
     ),
     "an array of arrays": (gguf_bytes([Key("a", ARRAY, [], ARRAY)]), "array of type 9"),
     "an odd alignment": (gguf_bytes([Key("general.alignment", U32, 3)]), "power of two"),
+    "an alignment in floating point": (
+        gguf_bytes([Key("general.alignment", F32, 32.0)]),
+        "got 32.0; must be a power of",
+    ),
     "no alignment": (gguf_bytes([Key("general.alignment", U32, 0)]), "power of two"),
     "a tensor twice": (
         gguf_bytes(tensors=[Tensor("a", [8]), Tensor("a", [8], offset=32)], data=bytes(64)),

@@ -311,11 +311,12 @@ def test_what_is_not_supported_is_named(config, message):
         quantized_layout(config)
 
 
+@pytest.mark.parametrize("which", ["input_activations", "output_activations"])
 @pytest.mark.parametrize(("activations", "said"), [({"num_bits": 8}, "8"), ("int8", "'int8'")])
-def test_activations_in_few_bits_are_refused(activations, said):
+def test_activations_in_few_bits_are_refused(which, activations, said):
     config = compressed_settings(bits=8, strategy="channel", format="int-quantized")
-    config["config_groups"]["group_0"]["input_activations"] = activations
-    with pytest.raises(ModelError, match=f"input_activations: got {said}"):
+    config["config_groups"]["group_0"][which] = activations
+    with pytest.raises(ModelError, match=f"{which}: got {said}"):
         quantized_layout(config)
 
 

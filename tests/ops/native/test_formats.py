@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from forerun.errors import ConfigError
-from forerun.ops.native.formats import WEIGHT_FORMATS, check_quantization, lossless_format
+from forerun.ops.native.formats import WEIGHT_FORMATS, check_quantization, int8, lossless_format
 from forerun.ops.native.library import LEVELS
 from forerun.ops.native.memory import Arena
 from tests.native import every_format, every_level, generator
@@ -19,6 +19,31 @@ def test_a_weight_takes_the_bytes_that_its_row_says(kernels, weight_format):
     packed = weight_format.pack(kernels, weight, None, Arena())
     assert packed.format is weight_format
     assert packed.num_bytes == pytest.approx(weight_format.bytes_per_weight * weight.numel(), rel=0.01)
+
+
+@pytest.mark.parametrize("at_once", [1, 700, 1 << 20])
+def test_weights_are_rounded_to_eight_bits_some_outputs_at_a_time_with_the_same_bits(monkeypatch, at_once):
+    monkeypatch.setattr(int8, "ROUNDED_AT_ONCE", at_once)
+    weight = torch.randn(67, 96, generator=generator(0)).bfloat16()
+    weight[5] = 0
+    codes, scale = int8.quantize(weight)
+    wide = weight.float()
+    whole = wide.abs().amax(dim=1).clamp(min=torch.finfo(torch.float32).tiny) / 127
+    assert torch.equal(scale, whole)
+    assert torch.equal(codes, (wide / whole[:, None]).round().to(torch.int8))
+
+
+def test_a_whole_weight_is_never_in_fp32_while_it_is_rounded_to_eight_bits(monkeypatch):
+    widest = []
+    to_fp32 = torch.Tensor.float
+
+    def spy(tensor):
+        widest.append(tensor.numel())
+        return to_fp32(tensor)
+
+    monkeypatch.setattr(torch.Tensor, "float", spy)
+    int8.quantize(torch.zeros(5, int8.ROUNDED_AT_ONCE // 2, dtype=torch.bfloat16))
+    assert max(widest) <= int8.ROUNDED_AT_ONCE
 
 
 def test_each_row_has_a_name_and_a_number_of_its_own():

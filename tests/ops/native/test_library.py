@@ -6,6 +6,8 @@ import _ctypes
 import ctypes
 import multiprocessing
 import os
+import platform
+import subprocess
 import sys
 from pathlib import Path
 
@@ -29,6 +31,8 @@ from tests.native import (
     threads,
 )
 
+ROOT = Path(__file__).parents[3]
+
 
 @pytest.fixture(autouse=True)
 def no_variable(monkeypatch):
@@ -36,6 +40,32 @@ def no_variable(monkeypatch):
 
 
 # --- which build ----------------------------------------------------------------------------------
+
+
+SAY_WHAT_IS_BUILT = """
+import runpy, setuptools
+given = {}
+setuptools.setup = lambda **named: given.update(named)
+runpy.run_path("setup.py")
+wheel = given["cmdclass"]["bdist_wheel"](setuptools.Distribution({"ext_modules": given["ext_modules"]}))
+wheel.ensure_finalized()
+print(*(library.name for library in given["ext_modules"]), *wheel.get_tag())
+"""
+
+
+def test_a_python_for_two_architectures_builds_the_kernels_and_the_wheel_of_the_one_that_it_runs_on():
+    for_two, for_one = (
+        subprocess.check_output(
+            [sys.executable, "-c", SAY_WHAT_IS_BUILT],
+            cwd=ROOT,
+            env={**os.environ, "_PYTHON_HOST_PLATFORM": f"macosx-11.0-{machine}", "FORERUN_BUILD_LEVELS": ""},
+            text=True,
+            timeout=60,
+        )
+        for machine in ("universal2", platform.machine())
+    )
+    assert for_two == for_one
+    assert for_two.endswith(f"py3 none macosx_11_0_{platform.machine()}\n")
 
 
 @needs_kernels

@@ -12,11 +12,35 @@ from forerun.kv.cache import KVCache
 from forerun.ops.native.attention import NativeAttention
 from tests.models.random_decoders import native_decoder
 from tests.models.test_families import VARIANTS
-from tests.native import BF16_CODED, FP32, every_level
+from tests.native import BF16_CODED, FP32, KERNELS, every_level
 from tests.ops.native.passes import CPU, random_batch, source
 
 NUM_CANDIDATES = 3
+FEATURES = [  # a variant or two of each: what a call is made of, whose parts a level has versions of
+    *("LlamaForCausalLM tied", "Llama biases", "Llama gelu", "Llama own head_dim", "Llama head_dim 32", "Llama MHA"),
+    *("MistralForCausalLM", "Qwen3 biases", "SmolLM3ForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM"),
+    *("GraniteForCausalLM", "Olmo2 llama3", "Phi3 partial rotary"),
+]
 
+
+def whole_passes(best, others):
+    """Every variant at the best level, and at the others those of `others`; the rest is slow."""
+    return pytest.mark.parametrize(
+        ("kernels", "variant"),
+        [
+            pytest.param(
+                kernels,
+                variant,
+                marks=() if level == best or variant in others else pytest.mark.slow,
+                id=f"{variant}-{level}",
+            )
+            for level, kernels in KERNELS.items()
+            for variant in VARIANTS
+        ],
+    )
+
+
+every_pass = whole_passes(next(iter(KERNELS), None), FEATURES)
 
 LENGTHS = [(0, 20), (37, 1), (270, 5), (8, 9)]
 """Context and rows of the sequences of a pass; rows 0 to 19 are a prompt's, 20 another text's."""
@@ -52,9 +76,8 @@ def run(kernels, decoder, batch, num_blocks):
     return found.logits, found.candidates.token_ids, found.candidates.logits, *cache.stacks
 
 
-@every_level
 @pytest.mark.parametrize("weight_format", [FP32, BF16_CODED], ids=["fp32", "bf16"])
-@pytest.mark.parametrize("variant", VARIANTS)
+@every_pass
 def test_a_pass_in_one_call_has_the_bits_of_its_parts(kernels, variant, weight_format):
     decoder = native_decoder(kernels, variant, weight_format=weight_format)
     assert decoder._whole is not None
@@ -69,9 +92,8 @@ JUDGED = {"each": [19, 20, 22, 26, 34], "one": [20], "between": [0, 25, 30, 33],
 """Which rows of a pass have logits: of each sequence one or more, of one alone, some not the last, none at all."""
 
 
-@every_level
 @pytest.mark.parametrize("weight_format", [FP32, BF16_CODED], ids=["fp32", "bf16"])
-@pytest.mark.parametrize("variant", VARIANTS)
+@every_pass
 def test_rows_without_logits_change_no_bit_of_the_others_and_leave_their_keys(kernels, variant, weight_format):
     whole, one_by_one = (native_decoder(kernels, variant, weight_format=weight_format) for _ in range(2))
     assert whole._whole is not None

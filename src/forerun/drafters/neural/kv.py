@@ -11,7 +11,7 @@ from torch import Tensor
 
 from forerun.core.draft import Draft
 from forerun.core.sequence import Sequence
-from forerun.drafters.base import DraftContext, TargetInfo
+from forerun.drafters.base import DraftContext, DraftRequest, TargetInfo
 from forerun.drafters.device_chains import DeviceChains
 from forerun.drafters.neural.device import ChainNetwork, device_chains
 from forerun.drafters.neural.device_masks import device_masks
@@ -193,6 +193,13 @@ class KVDrafter:
     def start(self, sequence: Sequence) -> None:
         """Add the sequence to the ledger."""
         self._ledger.start(sequence)
+
+    def num_unread(self, request: DraftRequest) -> int:
+        """See `ReadsTexts`: the tokens without entries; none count where the text is too long for drafts."""
+        if len(request.sequence) >= self._max_model_len:
+            return 0
+        num_read = self._ledger.num_valid(request.sequence, block_table(request.block_ids), request.num_computed)
+        return max(0, request.num_computed - max(num_read, self._predictor.num_hidden))
 
     def propose(self, context: DraftContext) -> list[Draft]:
         """Read what is unread, then draft for all sequences together."""

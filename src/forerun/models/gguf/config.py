@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from math import nextafter
 from pathlib import Path
 
 import torch
 
 from forerun.errors import ModelError, one_line
-from forerun.models.config import MEND, HFConfig, NotCoveredError
+from forerun.models.config import MEND, ROTATED, HFConfig, NotCoveredError
 from forerun.models.config_file import ConfigStandIn, completed
 from forerun.models.families import MODEL_TYPES, decoder_config
 from forerun.models.gguf.architectures import (
@@ -196,9 +195,7 @@ def _rope(file: GGUFFile, row: GGUFArchitecture) -> Fields:
                 f"{file.path}: architecture {row.name!r} with heads of which {turned} of {head_dim} dimensions rotate is not "
                 "supported"
             )
-        parameters["partial_rotary_factor"] = nextafter(
-            turned / head_dim, 2.0
-        )  # of which the product is not rounded down
+        parameters[ROTATED] = turned
     return parameters
 
 

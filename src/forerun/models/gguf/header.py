@@ -109,7 +109,7 @@ class _Parser:
                 raise _DamagedError(f"key {key!r:.80} is there twice")
             values[key] = self._value(key)
         alignment = values.get("general.alignment", DEFAULT_ALIGNMENT)
-        if alignment not in ALIGNMENTS:
+        if type(alignment) is not int or alignment not in ALIGNMENTS:
             raise _DamagedError(
                 f"general.alignment: got {alignment!r:.80}; must be a power of two from {ALIGNMENTS[0]} to {ALIGNMENTS[-1]}"
             )

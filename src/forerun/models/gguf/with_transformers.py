@@ -17,6 +17,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from forerun.errors import ModelError, one_line
+from forerun.models.config import MOST_LAYERS
 from forerun.models.families import decoder_config
 from forerun.models.gguf.architectures import architecture_of, unknown_architecture
 from forerun.models.gguf.config import config_of
@@ -33,7 +34,6 @@ except ImportError:
 
 NEEDED = ("gguf", "accelerate")
 MOST_ELEMENTS = 1 << 20  # of all arrays together, of each of which transformers' reader makes objects
-MOST_LAYERS = 1 << 10
 UNSTORED = 1 << 20  # weights and buffers that a model may have besides those of its file
 
 

@@ -142,9 +142,10 @@ def read_compressed_tensors(settings: Mapping[str, Any]) -> QuantizedLayout:
 
 def _check_plain_activations(scheme: Mapping[str, Any]) -> None:
     """Refuse activations in few bits: the kernels take them in bf16, which would be another model."""
-    activations = scheme.get("input_activations")
-    if activations:
-        raise Setting(METHOD, "input_activations").refuse(
-            activations.get("num_bits") if isinstance(activations, Mapping) else activations,
-            "null: weights alone are in few bits (W4A16, W8A16)",
-        )
+    for key in ("input_activations", "output_activations"):
+        activations = scheme.get(key)
+        if activations:
+            raise Setting(METHOD, key).refuse(
+                activations.get("num_bits") if isinstance(activations, Mapping) else activations,
+                "null: weights alone are in few bits (W4A16, W8A16)",
+            )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from forerun.ops.block_rounding import ROUNDED_AT_ONCE
 from forerun.ops.native.formats.base import PackedWeight, WeightFormat, padded_outputs
 from forerun.ops.native.formats.plain import select_tiled, tiled, untiled
 from forerun.ops.native.library import Kernels
@@ -46,9 +47,15 @@ class Int8Format(WeightFormat):
 
 def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Round each output's weights to 8 bits, symmetric about 0: int8 [outputs, inputs] and fp32 scale [outputs]."""
-    wide = weight.float()
-    scale = wide.abs().amax(dim=1).clamp(min=torch.finfo(torch.float32).tiny) / 127
-    return (wide / scale[:, None]).round().to(torch.int8), scale
+    codes = torch.empty(weight.shape, dtype=torch.int8)
+    scale = torch.empty(len(weight), dtype=torch.float32)
+    step = max(1, ROUNDED_AT_ONCE // max(1, weight.shape[1]))
+    for first in range(0, len(weight), step):
+        some = slice(first, first + step)
+        wide = weight[some].float()
+        scale[some] = wide.abs().amax(dim=1).clamp(min=torch.finfo(torch.float32).tiny) / 127
+        codes[some] = (wide / scale[some, None]).round()
+    return codes, scale
 
 
 INT8 = Int8Format(name="int8", kernel_id=2, bytes_per_weight=1, activations=torch.bfloat16, is_quantization=True)
