@@ -99,7 +99,7 @@ class TextMachine(DeviceMachine):
 
 def test_whatever_happens_each_request_with_a_grammar_gives_what_it_gives_alone():
     TextMachine.num_structured = 0
-    run_machine(TextMachine, examples=4, steps=10)
+    run_machine(TextMachine, examples=6, steps=10)
     assert TextMachine.num_structured > 5
 
 
