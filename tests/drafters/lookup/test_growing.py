@@ -98,6 +98,12 @@ def test_a_sequence_whose_guesses_fail_more_often_than_others_gets_lower_chances
     assert after.survival[0] == pytest.approx(before.survival[0] * 0.4)
 
 
+@pytest.mark.parametrize(("rate", "expected"), [(0.02, 0.025), (0.5, 0.556), (0.9, 0.918), (0.999, 0.995)])
+def test_a_sequence_whose_guesses_stand_a_quarter_more_often_gets_chances_at_higher_odds(rate, expected):
+    """Small chances are a quarter higher, and none comes near to 1 that was not."""
+    assert adjusted(rate, 1.25) == pytest.approx(expected, abs=0.0005)
+
+
 def test_a_computed_token_is_tried_first_and_only_once():
     _, text = learnt([1, 2], [(1, 2, [3, 4, 5, 6, 7, 0, 1, 2])])
     text.guess([[4], [9]])

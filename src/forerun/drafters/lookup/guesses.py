@@ -290,5 +290,9 @@ def learn(text: LiveText, guesses: Sequence[Guess], token_id: int, rates: HitRat
 
 
 def adjusted(rate: float, ratio: float) -> float:
-    """A rate for a sequence whose guesses were right `ratio` times as often as expected."""
-    return min(HIGHEST_RATE, rate * ratio if ratio < 1.0 else 1.0 - (1.0 - rate) / ratio)
+    """A rate for a sequence whose guesses were right `ratio` times as often as expected.
+
+    Where they were right more often its odds are so many times as high, which leaves high rates below 1; else it is itself.
+    """
+    scaled = rate * ratio
+    return min(HIGHEST_RATE, scaled if ratio < 1.0 else scaled / (1.0 - rate + scaled))

@@ -373,7 +373,8 @@ class Grower {
     }
 
     static double adjusted(double rate, double ratio) {
-        return std::min(0.995, ratio < 1.0 ? rate * ratio : 1.0 - (1.0 - rate) / ratio);
+        const double scaled = rate * ratio;
+        return std::min(0.995, ratio < 1.0 ? scaled : scaled / (1.0 - rate + scaled));
     }
 
     void expand(const Place& place, double survival, int32_t parent, int64_t depth, const DraftLimits& limits, double ratio,
