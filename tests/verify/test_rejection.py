@@ -16,7 +16,7 @@ from forerun.verify.matching import MatchingConfig
 from forerun.verify.rejection import RejectionConfig
 
 NUM_BINS = 16  # narrow, so that noise shared between draft and residual shows
-NUM_DRAWS = 3000
+NUM_DRAWS = 6000
 LIMIT = (NUM_BINS - 1) + 10 * math.sqrt(2 * (NUM_BINS - 1))
 LOGITS = torch.randn(3, NUM_BINS, generator=torch.Generator().manual_seed(1)) * 1.5
 RULES = SamplingRules(SamplingParams(), prompt_ids=[0], vocab_size=NUM_BINS)
@@ -53,5 +53,5 @@ def test_the_output_follows_the_target_under_an_adversary(config, parents):
 
 
 def test_noise_shared_by_draft_and_residual_would_be_seen():
-    shared = first_tokens(RejectionConfig, parents=(-1,), draft_stream=Stream.RECOVERY, num_draws=4 * NUM_DRAWS)
+    shared = first_tokens(RejectionConfig, parents=(-1,), draft_stream=Stream.RECOVERY, num_draws=3 * NUM_DRAWS)
     assert statistic(shared) > LIMIT
