@@ -97,7 +97,10 @@ def test_compare_has_prompts_of_its_own(compare):
         (("--dtype", "int3"), "dtype: got 'int3'"),
         (("--picture", "picture.doc"), "--picture: cannot write picture.doc"),
         (("--speculative-config.method", "suffix"), "takes its configurations from --configs"),
-        (("--no-speculation",), "takes its configurations from --configs"),
+        (
+            ("--no-speculation",),
+            "--no-speculation: bench compare decodes plainly as well, to compare with; leave it out",
+        ),
         (("--kv-transfer-config.kv-role", "kv_producer"), "bench compare saves no hidden states"),
     ],
 )

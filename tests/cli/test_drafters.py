@@ -58,10 +58,18 @@ def test_auto_is_not_the_default_where_drafts_might_change_texts(
     assert "turn it on with --speculative-config auto" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("options", [("--speculative-config.method", "ngram"), ("--no-speculation",)])
-def test_a_drafter_without_a_model_is_refused(options: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("options", "hint"),
+    [
+        (("--speculative-config.method", "ngram"), "name it with --for"),
+        (("--no-speculation",), "--no-speculation: nothing is written here"),
+    ],
+)
+def test_a_drafter_without_a_model_is_refused(
+    options: tuple[str, ...], hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["drafters", *options]) == 2
-    assert "name it with --for" in capsys.readouterr().err
+    assert hint in capsys.readouterr().err
 
 
 def test_what_auto_uses_is_not_asked_where_nothing_may_draft(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -115,3 +117,16 @@ def test_a_prediction_that_cannot_be_is_refused(llm, prediction, message):
 def test_the_longest_prediction_is_as_long_as_the_longest_text(llm):
     (output,) = llm.generate([PROMPT], SamplingParams(prediction=[1] * 128, max_tokens=2), use_tqdm=False)
     assert len(output.outputs[0].token_ids) == 2
+
+
+def test_a_tokens_text_is_decoded_once(llm):
+    class Counting:
+        num_decoded = 0
+
+        def decode(self, ids, *, skip_special_tokens=True):
+            self.num_decoded += 1
+            return "".join(map(chr, ids))
+
+    processor = replace(llm.engine.parts.processor, tokenizer=Counting())
+    assert [processor.token_text(token_id) for token_id in (70, 71, 70, 70)] == ["F", "G", "F", "F"]
+    assert processor.tokenizer.num_decoded == 2

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from forerun import SamplingParams
 from forerun.models.tokenizer import load_tokenizer
-from forerun.server.completions import prompt_offsets
+from forerun.server.completions import CompletionBuilder, prompt_offsets
 from tests.server.served import NAME, PROMPT, generate, offline
 from tests.tiny_tokenizer import save_tiny_tokenizer
 
@@ -179,6 +181,19 @@ def test_special_tokens_that_encoding_adds_have_no_place_in_the_text(tmp_path):
     begin, *ids = tokenizer.encode("<|im_start|>ab<|im_start|>c")
     assert prompt_offsets(tokenizer, [begin, *ids], "<|im_start|>ab<|im_start|>c") == [0, 12, 13, 14, 26]
     assert prompt_offsets(tokenizer, [begin, *tokenizer.encode("abc")], "abc") == [0, 0, 1, 2]
+
+
+def test_others_are_served_between_the_choices_of_an_answer(plain, monkeypatch):
+    made, others, write = [], [], CompletionBuilder.choice
+
+    def choice(*arguments):
+        made.append(len(others))
+        asyncio.get_running_loop().call_soon(others.append, "served")
+        return write(*arguments)
+
+    monkeypatch.setattr(CompletionBuilder, "choice", choice)
+    plain.post("/v1/completions", {"prompt": ["a", "b"], "n": 2, "echo": True, "logprobs": 1, "max_tokens": 1})
+    assert made == [0, 1, 2, 3]
 
 
 def test_an_evaluation_can_score_a_continuation(either):

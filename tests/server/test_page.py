@@ -244,8 +244,8 @@ globalThis.fetch = async (path, { body }) => {
   if (path === "v1/models") return Response.json({ data: [{ id: "m", forerun: { speculation: null } }] });
   if (path === "metrics") return new Response("");
   bodies.push(JSON.parse(body));
-  const { answer, cut } = data[bodies.length - 1];
-  if (answer === null) return Response.json({ error: { message: "too long" } }, { status: 400 });
+  const { answer, cut, error } = data[bodies.length - 1];
+  if (answer === null) return Response.json({ error: { message: "too long", ...error } }, { status: 400 });
   return new Response(chunk(answer) + (cut ? "" : "data: [DONE]\\n\\n"));
 };
 const settled = async () => { do await new Promise((then) => setTimeout(then, 5)); while ($("send").disabled); };
@@ -284,6 +284,15 @@ def test_an_empty_field_sends_nothing():
     code = '$("most").value = "8"; $("temperature").value = "0"; await ask("one"); $("most").value = $("temperature").value = "";'
     code += 'await ask("two"); return bodies.map((body) => [body.max_tokens ?? null, body.temperature ?? null])'
     assert evaluate(TALK + code, [{"answer": "a"}, {"answer": "b"}]) == [[8, 0], [None, None]]
+
+
+def test_where_fewer_tokens_fit_than_the_field_says_as_many_as_fit_are_asked_for():
+    code = (
+        '$("most").value = "8"; await ask("one"); return [said(), log(), bodies.map((body) => body.max_tokens ?? null)]'
+    )
+    error = {"code": "context_length_exceeded", "param": "max_tokens"}
+    said, log, limits = evaluate(TALK + code, [{"answer": None, "error": error}, {"answer": "yes"}])
+    assert (said, log, limits) == (["one"], [["you", 2], ["assistant", 3]], [8, None])
 
 
 def test_each_drafter_keeps_its_colour():

@@ -147,7 +147,7 @@ def test_the_servers_words_are_shown_when_it_refuses(browser, server):
     tab.fill("#prompt", "word " * 3000)
     tab.press("#prompt", "Enter")
     tab.wait_for_selector("#notice:not(:empty)")
-    assert "max_model_len" in tab.inner_text("#notice")
+    assert "maximum context length" in tab.inner_text("#notice")
     tab.wait_for_selector("article", state="detached")
     assert tab.input_value("#prompt") == "word " * 3000
     assert ask(tab, "Hello").text_content(), "what was refused is not sent again"

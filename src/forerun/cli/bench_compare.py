@@ -86,7 +86,9 @@ def as_json(found: Comparison) -> dict[str, Any]:
 
 
 def _refuse_speculation(engine: EngineOptions) -> None:
-    if engine.names_drafter or engine.no_speculation:
+    if engine.no_speculation:
+        raise ConfigError("--no-speculation: bench compare decodes plainly as well, to compare with; leave it out")
+    if engine.names_drafter:
         raise ConfigError(
             "--speculative-config: bench compare takes its configurations from --configs; write this one there"
         )

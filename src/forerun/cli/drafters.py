@@ -46,7 +46,9 @@ def drafters(
     if model is not None:
         _show_choices(model, engine, json_output=json_output)
         return
-    if engine.names_drafter or engine.no_speculation:
+    if engine.no_speculation:
+        raise ConfigError("--no-speculation: nothing is written here, with drafts or without; leave it out")
+    if engine.names_drafter:
         raise ConfigError("--speculative-config: is about one model; name it with --for")
     if json_output:
         print(json.dumps({method: asdict(row.info) for method, row in DRAFTERS.items()}))

@@ -127,6 +127,7 @@ class RequestProcessor:
     random_source: random.Random
     files: HiddenStatesFiles | None = None
     _seq_ids: Iterator[int] = field(default_factory=itertools.count, init=False)
+    _token_texts: dict[int, str] = field(default_factory=dict, init=False)  # of the tokens asked for so far
 
     def process(self, request: EngineRequest, *, arrival_time: float) -> Request:
         """Check a request, make its generations, and let the executor prepare their sampling.
@@ -185,7 +186,11 @@ class RequestProcessor:
 
     def token_text(self, token_id: int) -> str | None:
         """The text of one token, for logprobs; None without a tokenizer."""
-        return None if self.tokenizer is None else self.tokenizer.decode([token_id], skip_special_tokens=False)
+        if self.tokenizer is None:
+            return None
+        if token_id not in self._token_texts:
+            self._token_texts[token_id] = self.tokenizer.decode([token_id], skip_special_tokens=False)
+        return self._token_texts[token_id]
 
     def _check_prompt(self, ids: list[int]) -> None:
         if not ids:

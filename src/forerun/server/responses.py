@@ -117,7 +117,11 @@ class ResponseBuilder(ABC):
                 origins[index].append(self._origins_of(index, submission.prompt_ids[place]).of(delta))
         outputs = submission.outputs
         saved = await self._saved(outputs)
-        choices = [self._finished_choice(p, o, c, origins) for p, o in enumerate(outputs) for c in o.outputs]
+        choices = list[dict[str, Any]]()
+        for place, output in enumerate(outputs):
+            for completion in output.outputs:
+                choices.append(self._finished_choice(place, output, completion, origins))
+                await asyncio.sleep(0)  # log probabilities take long, and the event loop has others to serve
         return {
             **self._head,
             "object": self.whole_object,
