@@ -25,10 +25,7 @@ def test_a_profile_comes_back_from_its_folder(tmp_path: Path) -> None:
 
 def test_a_profile_of_before_drafters_were_measured_for_memory_can_be_read(tmp_path: Path) -> None:
     fake_profile(tmp_path)
-    path = tmp_path / PROFILE_FILE
-    record = json.loads(path.read_text())
-    del record["drafter_block_bytes"]
-    path.write_text(json.dumps(record))
+    _leave_out(tmp_path, "drafter_block_bytes")
     assert Profile.load(tmp_path).drafter_block_bytes == {}
 
 
@@ -58,6 +55,13 @@ def _change(folder: Path, **changes: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
+def _leave_out(folder: Path, key: str) -> None:
+    path = folder / PROFILE_FILE
+    record = json.loads(path.read_text())
+    del record[key]
+    path.write_text(json.dumps(record))
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -84,10 +88,7 @@ def test_a_damaged_profile_is_refused(tmp_path: Path, changes: dict[str, Any], m
 
 def test_a_profile_without_a_key_names_it(tmp_path: Path) -> None:
     fake_profile(tmp_path)
-    path = tmp_path / PROFILE_FILE
-    record = json.loads(path.read_text())
-    del record["machine"]
-    path.write_text(json.dumps(record))
+    _leave_out(tmp_path, "machine")
     with pytest.raises(ConfigError, match="machine"):
         Profile.load(tmp_path)
 
