@@ -7,6 +7,7 @@ import re
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, GPTNeoXConfig, MixtralConfig
 
 from forerun import LLM
 from forerun.build import load_target
@@ -145,6 +146,20 @@ def test_a_target_in_few_bits_does_not_draft_for_itself(folder):
     found = {choice.method: choice for choice in auto(folder, auto_memory=2, quantization="int4").drafter_choices()}
     assert not found["self"].is_used
     assert "its weights are in few bits already" in found["self"].why
+
+
+@needs_kernels
+@pytest.mark.parametrize(("architecture", "is_used"), [(MixtralConfig, False), (GPTNeoXConfig, True)])
+def test_a_target_whose_weights_are_beside_linear_layers_does_not_draft_for_itself(tmp_path, architecture, is_used):
+    config = architecture(vocab_size=VOCAB_SIZE, num_hidden_layers=2, num_local_experts=4, **IN_BLOCKS)
+    save_tiny_tokenizer(tmp_path, vocab_size=VOCAB_SIZE)
+    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(tmp_path)
+    llm = auto(tmp_path, auto_memory=10)
+    found = {choice.method: choice for choice in llm.drafter_choices()}["self"]
+    assert found.is_used is is_used, found.why
+    if not is_used:
+        assert "in no linear layer" in found.why
+    assert llm.generate(PROMPT, SamplingParams(max_tokens=2), use_tqdm=False)[0].outputs[0].token_ids
 
 
 def test_where_drafts_might_change_texts_nothing_is_drafted_and_the_log_says_how_to_turn_them_on(

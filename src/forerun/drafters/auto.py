@@ -35,13 +35,13 @@ from forerun.drafters.neural.tree import StaticTree
 from forerun.drafters.ngram import NgramConfig
 from forerun.drafters.priced import PricedDrafter
 from forerun.errors import ConfigError, ModelError
-from forerun.models.base import LoadedTarget
+from forerun.models.base import LoadedTarget, TargetModel
 from forerun.models.checkpoint import open_checkpoint
 from forerun.models.config_file import read_config
 from forerun.models.decoder import Decoder
 from forerun.models.model_folder import find_gguf
 from forerun.models.mtp_layout import find_layout
-from forerun.models.packing import fits_blocks
+from forerun.models.packing import can_be_rounded, fits_blocks
 from forerun.models.shipped_heads import ShippedHead, find_shipped_head
 from forerun.ops.native.formats import WEIGHT_FORMATS
 from forerun.ops.native.structs import MOST_RUNNERS_UP
@@ -238,6 +238,11 @@ class AutoConfig:
             mtp = self._affordable("mtp", need, budget, "a layer of the checkpoint", weights)
         if loaded.kernels is None:
             return [mtp, Choice("self", False, "the target in fewer bits needs the native CPU kernels")]
+        if not _can_be_rounded(loaded.model):
+            return [
+                mtp,
+                Choice("self", False, "many of its weights are in no linear layer, and would not become fewer bits"),
+            ]
         bits = _bits_of_self(loaded)
         need = _bytes_of_self(loaded, bits)
         if need > MOST_SHARE * weights:
@@ -305,6 +310,15 @@ def _bits_of_head(head: ShippedHead, target: LoadedTarget, budget: int) -> tuple
     need = {bits: head.num_bytes(WEIGHT_FORMATS[bits]) for bits in ("int8", "int4")}
     bits = "int8" if need["int8"] <= budget else "int4"
     return bits, need[bits]
+
+
+def _can_be_rounded(model: TargetModel) -> bool:
+    """Whether a target loads in fewer bits."""
+    if isinstance(model, Decoder):
+        return True
+    from forerun.models.transformers_model import TransformersModel
+
+    return not isinstance(model, TransformersModel) or can_be_rounded(model.wrapped)
 
 
 def _bits_of_self(target: LoadedTarget) -> str:

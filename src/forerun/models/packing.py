@@ -371,10 +371,16 @@ def _check_beside_linear(model: nn.Module, weight_format: WeightFormat) -> None:
     _say_computed_by_torch(type(model).__name__, largest.rpartition(".")[2])
 
 
+def can_be_rounded(model: nn.Module) -> bool:
+    """Whether enough of a transformers model's weights is in linear layers, packed ones or not: those alone are rounded."""
+    return _beside_linear(model)[0] <= MOST_BESIDE_LINEAR
+
+
 def _beside_linear(model: nn.Module) -> tuple[float, str]:
     """The share of a transformers model's weights that is in no linear layer, embeddings aside, and the largest's name."""
     tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
-    linear = {id(child.weight): child.weight.numel() for _parent, _name, child in _places(model, nn.Linear)}
+    places = [*_places(model, nn.Linear), *_places(model, PackedModule)]
+    linear = {id(child.weight): child.weight.numel() for _parent, _name, child in places}
     beside = {
         name: weight.numel()
         for name, weight in model.named_parameters()

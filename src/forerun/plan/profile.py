@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import forerun
+from forerun.core.whole_file import whole_file
 from forerun.engine.costs import KINKS
 from forerun.errors import ConfigError
 from forerun.plan.acceptance import AcceptanceProfile
@@ -269,9 +269,8 @@ def missing_points(
 
 def write_json(path: Path, record: Mapping[str, Any]) -> None:
     """Write a JSON file that is whole or not there, whenever the process ends."""
-    beside = path.with_suffix(f".{os.getpid()}")
-    beside.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    beside.replace(path)
+    with whole_file(path) as part:
+        part.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def _without_lengths(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -159,6 +159,15 @@ def test_the_estimate_comes_first_and_the_share_that_is_done_rises_to_all(tmp_pa
     assert shares[-1] == pytest.approx(1.0)
 
 
+def test_no_batch_asks_for_more_tokens_than_fit_behind_its_context(tmp_path: Path) -> None:
+    listed = [{"id": "fake", "max_model_len": 200}]
+    with serving(Script(chunks=[1] * 8, delay=0.001, usage="continuous", listed=listed)) as script:
+        profile_server(task(script, grid=replace(GRID, rounds=1, contexts=(150,))), tmp_path / "p")
+    asked = [body for body in script.bodies if len(body.get("prompt", ())) == 150]
+    assert len(asked) == sum(GRID.num_sequences)
+    assert {body["max_tokens"] for body in asked} == {50}
+
+
 def test_foreruns_own_server_is_profiled_planned_and_started_again(tmp_path: Path) -> None:
     llm = chat_llm(NGRAM, max_num_seqs=4)  # type: ignore[no-untyped-call]
     grid = replace(GRID, rounds=1, num_sequences=(1, 2), contexts=(8, 24))

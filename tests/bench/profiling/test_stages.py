@@ -14,6 +14,7 @@ from forerun.errors import ConfigError
 def test_an_interrupted_profile_finds_its_stages(tmp_path: Path) -> None:
     folder = tmp_path / "profile"
     open_stages(folder, {"model": "a", "grid": (1, 2)}).keep("round-0", {"steps": [1]})
+    (folder / "stages" / "round-1.123.part.json").write_text('{"steps"')  # a process was killed while it wrote
     again = open_stages(folder, {"model": "a", "grid": (1, 2)})
     assert again.names() == ["round-0"]
     assert again.get("round-0") == {"steps": [1]}

@@ -158,7 +158,8 @@ class _ServerProfiler:
             acceptance = await self._acceptance(grid, server, session, stages)
             work.add(of_texts)
             rounds = [
-                await self._round(number, grid, server, session, stages, work, times) for number in range(grid.rounds)
+                await self._round(number, grid, facts, server, session, stages, work, times)
+                for number in range(grid.rounds)
             ]
         length = acceptance[CONFIG].num_places if acceptance else 0
         samples = [step.sample.with_draft_length(length) for one in rounds for step in one.steps]
@@ -298,6 +299,7 @@ class _ServerProfiler:
         self,
         number: int,
         grid: ProfileGrid,
+        facts: _Facts,
         server: Server,
         session: aiohttp.ClientSession,
         stages: Stages,
@@ -322,16 +324,19 @@ class _ServerProfiler:
                 )
                 result.steps.append(_step(PREFILL, number, Cell(0, job), sample))
             else:
-                found = await self._measure_batch(job, server, session)
+                found = await self._measure_batch(job, facts, server, session)
                 if found is not None:
                     result.steps.append(_step(DECODE, number, job, found))
             work.add(times.of_job(job))
         stages.keep(f"round-{number}", result.to_json())
         return result
 
-    async def _measure_batch(self, cell: Cell, server: Server, session: aiohttp.ClientSession) -> StepSample | None:
+    async def _measure_batch(
+        self, cell: Cell, facts: _Facts, server: Server, session: aiohttp.ClientSession
+    ) -> StepSample | None:
         """The mean step while all sequences of a batch decode; None where they did not for long enough."""
-        output_len = NUM_TOKENS + cell.num_sequences * cell.context // self.task.max_num_batched_tokens
+        wanted = NUM_TOKENS + cell.num_sequences * cell.context // self.task.max_num_batched_tokens
+        output_len = min(wanted, facts.max_model_len - cell.context)
         before = await server.draft_counts()
         answers = await self._ask_all(
             session, [self._request(cell.context, output_len) for _ in range(cell.num_sequences)]

@@ -71,8 +71,9 @@ class Stages:
         write_json(self.path(name), record)
 
     def names(self) -> list[str]:
-        """The stages that have ended."""
-        return sorted(path.stem for path in (self.folder / STAGES).glob("*.json") if path.name != IDENTITY_FILE)
+        """The stages that have ended; not what a killed process left half written, which has one more ending."""
+        files = (self.folder / STAGES).glob("*.json")
+        return sorted(path.stem for path in files if path.suffixes == [".json"] and path.name != IDENTITY_FILE)
 
 
 def check_folder(folder: Path, *, overwrite: bool = False) -> None:
