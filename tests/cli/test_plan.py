@@ -194,6 +194,7 @@ def test_a_day_is_drawn(folder, trace, tmp_path):
         ((*SLA, *LOAD, "--budget", 1, "--devices-per-engine", 2), "must be at least that"),
         ((*SLA, *LOAD, "--method", "suffx"), "did you mean 'suffix'"),
         ((*SLA, *LOAD, "--seed", 3), "given without --confirm"),
+        ((*SLA, *LOAD, "--confirm", "--seed", -1), "seed: got -1; must be 0 or more"),
         ((*SLA, *LOAD, "--interval", 60), "given without --replay"),
         ((*SLA, *LOAD, "--period", 60), "given without --replay"),
         ((*SLA, *LOAD, "--observed", "x.json", "--time-factor", 1.1), "contradicts --time-factor"),

@@ -183,6 +183,21 @@ def test_steps_beyond_what_was_measured_are_said(tmp_path, capsys):
     assert all(one in shown.err for one in beyond)
 
 
+def test_a_seed_below_zero_is_refused(folder, capsys):
+    assert run(folder, *LOAD, "--seed", -1) == 2
+    assert "seed: got -1; must be 0 or more" in capsys.readouterr().err
+
+
+def test_two_requests_may_be_any_time_apart(folder, tmp_path, capsys):
+    """The fault: a table with a place for each second between them."""
+    trace = tmp_path / "trace.jsonl"
+    lines = [{"timestamp": at, "input_length": 20, "output_length": 5, "hash_ids": []} for at in (0, 1, 10**15)]
+    trace.write_text("\n".join(map(json.dumps, lines)))
+    assert run(folder, "--trace", trace, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["completed"], found["max_concurrent_requests"]) == (3, 2)
+
+
 def test_a_folder_without_a_profile_is_refused(tmp_path, capsys):
     assert run(tmp_path, *LOAD) == 2
     assert "has no profile.json" in capsys.readouterr().err

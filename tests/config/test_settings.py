@@ -34,6 +34,7 @@ from tests.engines import tiny_llm
         ({"tensor_parallel_size": 0}, "integer of 1 or more"),
         ({"trust_remote_code": True}, "no code from checkpoints"),
         ({"gpu_memory_utilization": 1.5}, "above 0 and at most 1"),
+        ({"enable_prefix_caching": "no"}, "enable_prefix_caching: got 'no'; may be True or False"),
         ({"enforce_eager": "no"}, "enforce_eager: got 'no'; may be True or False"),
         ({"cudagraph_capture_sizes": [1, 0]}, "numbers of rows from 1 to max_num_batched_tokens (2048)"),
         ({"cudagraph_capture_sizes": [4096]}, "from 1 to max_num_batched_tokens (2048)"),

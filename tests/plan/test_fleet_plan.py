@@ -13,7 +13,7 @@ from forerun.plan.capacity import predict
 from forerun.plan.deployment_plan import Layout
 from forerun.plan.fleet_plan import FleetAnswer, FleetSearch, kept_engines, least_count, plan_fleet
 from forerun.plan.load import Load
-from forerun.plan.serving_policies import serving_policies
+from forerun.plan.serving_policies import ServingPolicy, serving_policies
 from forerun.plan.simulation.fleet import Fleet, Transfer
 from forerun.plan.simulation.requests import synthetic_requests
 from forerun.plan.simulation.simulate import simulate
@@ -248,6 +248,21 @@ def test_a_load_above_what_any_plan_reaches_is_infeasible() -> None:
     answer = plan_fleet(ENGINE, [DRAFTER], replace(LOAD, rate=1e7), SLA)
     assert impossible(answer)
     assert answer.plan.attainment == 0.0
+
+
+@pytest.mark.parametrize("times", [1.05, 1.5, 10.0, 1000.0])
+def test_engines_that_are_too_few_run_as_those_that_keep_up_with_most(times: float) -> None:
+    policies = serving_policies(ENGINE, [None, DRAFTER], LOAD)
+
+    def most(policy: ServingPolicy) -> float:
+        rates = np.linspace(1.0, 400.0, 2000)
+        return float(rates[predict(ENGINE, policy, LOAD, rates, num_engines=1).is_stable].max())
+
+    capacity = max(map(most, policies))
+    answer = plan_fleet(ENGINE, [DRAFTER], replace(LOAD, rate=times * capacity), SLA, most_engines=1)
+    assert not answer.plan.is_stable
+    assert answer.plan.policy.speculation is not None, "where drafts raise what an engine can do"
+    assert most(answer.plan.policy) >= 0.97 * capacity
 
 
 def test_prompts_apart_spare_decoding_their_stalls() -> None:

@@ -104,6 +104,8 @@ def refusal(server, path, body):
         ({"response_format": "json_object"}, "response_format"),
         ({"response_format": 5}, "response_format"),
         ({"response_format": {"type": "regex", "regex": "("}}, "response_format"),
+        ({"response_format": {"type": "json_object", "schema": {"type": "object"}}}, "response_format"),
+        ({"max_completion_tokens": 3}, "max_completion_tokens"),
         ({"use_beam_search": True}, "use_beam_search"),
         ({"prompt_embeds": "AAAA"}, "prompt_embeds"),
         ({"tools": [TOOL]}, "tools"),
@@ -283,6 +285,25 @@ def test_more_tokens_than_the_prompt_leaves_room_for_are_refused(plain, path, pr
 def test_a_length_that_is_not_asked_for_is_cut_to_the_room(plain):
     answer = plain.post("/v1/completions", {"prompt": [80] * 250, "ignore_eos": True})
     assert answer["usage"]["completion_tokens"] == 6
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/completions", {"prompt": "a b " * 100_000}, "prompt"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a b " * 100_000}]}, "messages"),
+    ],
+)
+def test_a_text_that_is_far_too_long_is_refused_before_it_is_made_into_tokens(plain, monkeypatch, path, body, param):
+    def encode(*arguments, **options):
+        raise AssertionError("a second for each megabyte or two")
+
+    tokenizer = plain.llm.get_tokenizer()
+    monkeypatch.setattr(type(tokenizer), "encode", encode)
+    monkeypatch.setattr(type(tokenizer), "encode_chat", encode)
+    status, error = refusal(plain, path, body)
+    assert (status, error["param"], error["code"]) == (400, param, "context_length_exceeded")
+    assert "maximum context length is 256 tokens of at most" in error["message"]
 
 
 @pytest.mark.parametrize(

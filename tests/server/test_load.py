@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from forerun.server.served_model import NUM_GRAMMAR_THREADS
 from tests.contract.drafters import CASES, NGRAM
 from tests.server.served import NAME, PROMPT, chat_llm, generate, served
 
@@ -332,6 +333,31 @@ def test_a_second_signal_ends_the_engine_at_once():
         connection.close()
         assert server.model.engine.failure is None
     assert steps.num < 100
+
+
+def test_of_clients_that_have_gone_nothing_is_begun(monkeypatch):
+    """The fault: prompts of clients that had long gone were made into tokens one after the other, before anybody else's."""
+    llm = chat_llm()
+    accept, may_go_on, begun = llm.engine.accept, threading.Event(), []
+
+    def slow(request):
+        begun.append(request)
+        may_go_on.wait(30)
+        accept(request)
+
+    monkeypatch.setattr(llm.engine, "accept", slow)
+    body = {"prompt": PROMPT, "max_tokens": 2, "structured_outputs": {"regex": "[ab]+"}}
+    with served(llm) as server:
+        connections = [begin(server, body) for _ in range(10)]
+        until(lambda: server.model.admission.num_inside == 10 and len(begun) == NUM_GRAMMAR_THREADS)
+        for connection in connections:
+            connection.sock.close()
+            connection.close()
+        until(lambda: server.model.admission.num_inside == 0)
+        may_go_on.set()
+        assert server.post("/v1/completions", body)["choices"]
+        assert len(begun) == NUM_GRAMMAR_THREADS + 1
+        until(lambda: not llm.engine.has_work)
 
 
 def test_new_grammars_keep_no_other_request_waiting(monkeypatch):

@@ -131,6 +131,8 @@ class ConfirmationOptions:
     def __post_init__(self) -> None:
         if self.num_requests is not None and self.num_requests < 1:
             raise ConfigError(f"num_requests: got {self.num_requests}; must be 1 or more")
+        if self.seed < 0:
+            raise ConfigError(f"seed: got {self.seed}; must be 0 or more")
         if not self.confirm and (self.num_requests is not None or self.seed):
             raise ConfigError("num_requests, seed: given without --confirm; nothing is simulated then: leave them out")
 

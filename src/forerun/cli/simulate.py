@@ -252,6 +252,8 @@ def simulate(
         forerun simulate PROFILE --trace mooncake.jsonl --replicas 16 --routing prefix
     """
     requests.check()
+    if seed < 0:
+        raise ConfigError(f"seed: got {seed}; must be 0 or more")
     sla = result.parsed_sla
     known = Profile.load(profile)
     if known.version_warning is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import logging
 import warnings
@@ -157,6 +158,8 @@ def _method(keys: Mapping[str, Any]) -> tuple[str, type[DrafterConfig] | CustomC
         return str(method), config_class
     choices = (*DRAFTERS, "custom_class")
     if method is None:
+        for key in difflib.get_close_matches("method", map(str, keys), n=1):
+            raise ConfigError(f"speculative_config: unknown key {key!r}; did you mean 'method'?")
         raise ConfigError(f"speculative_config: 'method' is missing; may be {', '.join(choices)} or a drafter class")
     raise ConfigError(
         f"speculative_config: unknown method {method!r}{did_you_mean(str(method), (*DRAFTERS, 'custom_class'))} (or pass a drafter class)"

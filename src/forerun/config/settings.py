@@ -151,6 +151,8 @@ class EngineSettings:
     def _check_types(self) -> None:
         if not isinstance(self.seed, int) or isinstance(self.seed, bool):
             raise ConfigError(f"seed: got {self.seed!r:.80}; must be an integer; leave it out for 0")
+        if not isinstance(self.enable_prefix_caching, bool):
+            raise ConfigError(f"enable_prefix_caching: got {self.enable_prefix_caching!r:.80}; may be True or False")
         if not isinstance(self.device, str):
             raise ConfigError(f"device: got {self.device!r:.80}; may be auto, cpu, cuda or cuda:N")
         if not isinstance(self.device_step, bool | None):

@@ -6,6 +6,7 @@ What renders templates is imported where one is read: it takes three megabytes, 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -59,6 +60,19 @@ class Tokenizer:
         """The id of each token by its string, in the tokenizer's own notation; added tokens included."""
         tokens: dict[str, int] = self._backend.get_vocab(with_added_tokens=True)
         return tokens
+
+    @cached_property
+    def most_characters_per_token(self) -> int | None:
+        """The characters of a text that a token stands for at most; None where that is not known.
+
+        It is known of byte-level vocabularies whose tokenizers leave nothing out of a text.
+        """
+        before = self._backend.pre_tokenizer
+        steps = "" if before is None else before.__getstate__().decode()
+        swallows = any(token.lstrip or token.rstrip for token in self._backend.get_added_tokens_decoder().values())
+        if self._backend.normalizer is not None or '"ByteLevel"' not in steps or '"Removed"' in steps or swallows:
+            return None
+        return max(map(len, self.tokens))  # a character of a token's notation is a byte
 
     @property
     def definition(self) -> str:

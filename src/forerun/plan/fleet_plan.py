@@ -35,6 +35,9 @@ COUNT_GRID = 24
 ALMOST_EQUAL = 0.01
 """Of two plans of as many engines the simpler one is taken, unless the other answers so much sooner."""
 
+HALVINGS = 60
+"""Of the share of a load that engines keep up with, at most; it ends sooner where the share is known well enough."""
+
 WORTH_ROOM = 0.05
 """A limit on running sequences is planned only if requests end so much sooner with it: more places are room for bursts."""
 
@@ -203,8 +206,18 @@ class FleetSearch:
         return _preferred([one for one in found if one.num_engines == most]) if found else None
 
     def best_of(self, policies: Sequence[ServingPolicy], layouts: Sequence[Layout], most: int) -> FleetPlan:
-        """The best way to run so many engines: one that attains the SLA, or else attains it for most requests."""
+        """The best way to run so many engines: one that attains the SLA, or else attains it for most requests.
+
+        Where none keeps up with the load, the one that would keep up with most of it.
+        """
         tried = [plan for _, plan in self._divided(policies, layouts, most, lambda at: -at.attainment(self._sla))]
+        if not any(one.is_stable for one in tried):
+            kept_up = [self._share_kept_up_with(one) for one in tried]
+            enough = max(kept_up) * (1.0 - ALMOST_EQUAL)
+            return min(
+                [one for one, share in zip(tried, kept_up, strict=True) if share >= enough],
+                key=lambda one: one.complexity,
+            )
         enough = min(self._sla.attainment, max(one.attainment for one in tried) - 1e-9)
         return _preferred([one for one in tried if one.attainment >= enough])
 
@@ -245,6 +258,19 @@ class FleetSearch:
                 count = int(prefill[best])
                 found.append((float(costs[best]), self._found(policy, count, most - count, at.at(np.array([best])))))
         return found
+
+    def _share_kept_up_with(self, plan: FleetPlan) -> float:
+        """How much of a load that is too much for a plan's engines would not be."""
+        low, high = 0.0, 1.0
+        for _ in range(HALVINGS):
+            share = (low + high) / 2.0
+            load = replace(self._load, rate=share * self._load.rate)
+            less = FleetSearch(self._engine, load, self._sla, self._transfer, self._routing)
+            is_stable = less.at(plan.policy, plan.prefill_replicas, plan.replicas).is_stable
+            low, high = (share, high) if is_stable else (low, share)
+            if low and high - low < 0.1 * ALMOST_EQUAL * low:
+                break
+        return low
 
     def _fewest_as_near(self, plan: FleetPlan) -> FleetPlan:
         """The fewest engines, run as in a plan, that come almost as near to the SLA as the plan does."""

@@ -12,10 +12,17 @@ from forerun.core.outputs import CompletionOutput, Logprob, RequestOutput, Strea
 from forerun.errors import RequestError
 from forerun.server.errors import ApiError
 from forerun.server.protocol import ChatBody, reply
-from forerun.server.request_params import check_length, of_format, refuse_unserved, sampling_params, wanted_structure
+from forerun.server.request_params import (
+    check_length,
+    check_text_length,
+    of_format,
+    refuse_unserved,
+    sampling_params,
+    wanted_structure,
+)
 from forerun.server.responses import Choice, ResponseBuilder, Usage, json_logprob, logprob_text
 from forerun.server.served_model import ServedModel, Submission, served_model
-from forerun.server.tokenization import check_template_variables, lay_out
+from forerun.server.tokenization import check_template_variables, conversation_text
 from forerun.server.tool_use import CallWriter, ToolUse, tool_use
 
 router = APIRouter()
@@ -79,7 +86,7 @@ async def create_chat_completion(
     builder = ChatBuilder(body, model, use)
     asked = _asked_length(body)
     try:
-        submission = await model.submit(
+        submitting = model.submit(
             lambda: [(None, _token_ids(body, model, asked))],
             sampling_params(
                 body,
@@ -92,9 +99,9 @@ async def create_chat_completion(
             streams=builder.wants_steps,
             cache_salt=body.cache_salt,
         )
+        return await builder.respond(request, submitting)
     except RequestError as error:
         raise (of_format(error, body) if use is None else _of_tools(error)) from None
-    return await builder.respond(request, submission)
 
 
 def _of_tools(error: RequestError) -> RequestError:
@@ -104,7 +111,9 @@ def _of_tools(error: RequestError) -> RequestError:
 
 def _token_ids(body: ChatBody, model: ServedModel, asked: tuple[str, int | None]) -> list[int]:
     """The conversation's, with room for the answer."""
-    token_ids = lay_out(body, model)
+    tokenizer, text = model.llm.get_tokenizer(), conversation_text(body, model)
+    check_text_length(text, tokenizer.most_characters_per_token, model.llm.max_model_len, prompt="messages")
+    token_ids = tokenizer.encode_chat(text)
     check_length(len(token_ids), model.llm.max_model_len, prompt="messages", asked=asked)
     return token_ids
 

@@ -13,7 +13,14 @@ from forerun.errors import RequestError
 from forerun.models.tokenizer import TextStream, Tokenizer
 from forerun.server.errors import ApiError
 from forerun.server.protocol import CompletionBody, reply
-from forerun.server.request_params import check_length, of_format, refuse_unserved, sampling_params, wanted_structure
+from forerun.server.request_params import (
+    check_length,
+    check_text_length,
+    of_format,
+    refuse_unserved,
+    sampling_params,
+    wanted_structure,
+)
 from forerun.server.responses import LEAST_LOGPROB, Choice, ResponseBuilder, Usage, json_logprob, logprob_text
 from forerun.server.served_model import ServedModel, Submission, served_model
 
@@ -50,7 +57,7 @@ async def create_completion(
     _check(body)
     builder = CompletionBuilder(body, model)
     try:
-        submission = await model.submit(
+        submitting = model.submit(
             lambda: _prompts(body, model),
             sampling_params(
                 body,
@@ -64,9 +71,9 @@ async def create_completion(
             streams=builder.wants_steps,
             cache_salt=body.cache_salt,
         )
+        return await builder.respond(request, submitting)
     except RequestError as error:
         raise of_format(error, body) from None
-    return await builder.respond(request, submission)
 
 
 def _check(body: CompletionBody) -> None:
@@ -103,6 +110,7 @@ def _tokens(prompt: str | list[int], body: CompletionBody, model: ServedModel) -
     """A prompt's text (None where nothing needs it) and its token ids."""
     if isinstance(prompt, str):
         tokenizer = model.llm.get_tokenizer()
+        check_text_length(prompt, tokenizer.most_characters_per_token, model.llm.max_model_len, prompt="prompt")
         return prompt, tokenizer.encode(prompt, add_special_tokens=body.add_special_tokens is not False)
     if not body.echo:
         return None, prompt

@@ -38,6 +38,7 @@ UNSERVED = {
     "echo": "it is for /v1/completions",
     "function_call": "use tool_choice",
     "functions": "use tools",
+    "max_completion_tokens": "it is for /v1/chat/completions; use max_tokens",
     "modalities": "only text is served",
     "audio": "only text is served",
     "prompt_embeds": "send text or token ids",
@@ -126,6 +127,12 @@ def _of_format(wanted: Any) -> Mapping[str, Any] | None:
     if isinstance(wanted, Mapping) and kind == "text":
         return None
     if isinstance(wanted, Mapping) and kind == "json_object":
+        if wanted.get("schema") is not None:
+            raise ApiError(
+                400,
+                "response_format: type 'json_object' takes no schema; give it as json_schema.schema, with type 'json_schema'",
+                param="response_format",
+            )
         return {"json_object": True}
     if isinstance(wanted, Mapping) and kind == "json_schema":
         named = wanted.get("json_schema")
@@ -185,6 +192,20 @@ def sampling_params(
         **given,
         **more,
     )
+
+
+def check_text_length(text: str, most_characters_per_token: int | None, max_model_len: int, *, prompt: str) -> None:
+    """Refuse a text that is too long whatever its tokens are, before it is made into tokens, which takes a second a megabyte or two.
+
+    Raises:
+        ApiError: 400, as by `check_length`.
+    """
+    if most_characters_per_token is not None and len(text) > max_model_len * most_characters_per_token:
+        message = (
+            f"{prompt}: got {len(text)} characters; the model's maximum context length is {max_model_len} tokens of at most "
+            f"{most_characters_per_token} characters; shorten it"
+        )
+        raise ApiError(400, message, param=prompt, code=TOO_LONG)
 
 
 def check_length(num_tokens: int, max_model_len: int, *, prompt: str, asked: tuple[str, int | None]) -> None:

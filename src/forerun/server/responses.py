@@ -95,8 +95,16 @@ class ResponseBuilder(ABC):
     def _reports_steps(self) -> bool:
         return self.model.options.per_request_spec_decode_metrics == "detailed"
 
-    async def respond(self, request: Request, submission: Submission) -> Response:
-        """The answer; the engine's part of it is released when it has been given, or the client goes."""
+    async def respond(self, request: Request, submitting: Coroutine[Any, Any, Submission]) -> Response:
+        """The answer to prompts that are submitted now; the engine's part is released when it has been given, or the client goes.
+
+        Raises:
+            ApiError, RequestError: they are refused.
+        """
+        try:
+            submission = await unless_gone(request, submitting)
+        except DisconnectError:
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
         if self._body.stream:
             return EventStream(self._events(submission), end=submission.close)
         try:

@@ -154,7 +154,7 @@ class ServedModel:
     async def submit(
         self, tokenise: Tokenise, sampling: SamplingParams, *, num_prompts: int, streams: bool, cache_salt: str | None
     ) -> Submission:
-        """Put prompts into the engine.
+        """Put prompts into the engine; where this is cancelled before a thread has begun with them, none will.
 
         Raises:
             ApiError: there is no room, or the engine has ended.
@@ -165,11 +165,13 @@ class ServedModel:
         self.admission.enter(num_completions)
         threads = self._threads if sampling.structured_outputs is None else self._grammar_threads
         try:
-            accepting = asyncio.ensure_future(_run(threads, lambda: self._accept(tokenise, sampling, cache_salt)))
+            work = threads.submit(self._accept, tokenise, sampling, cache_salt)
+            accepting = asyncio.wrap_future(work)
             try:
                 requests = await asyncio.shield(accepting)
-            except asyncio.CancelledError:  # the thread goes on, and nobody will submit what it accepts
-                accepting.add_done_callback(self._withdraw_accepted)
+            except asyncio.CancelledError:
+                if not work.cancel():  # the thread goes on, and nobody will submit what it accepts
+                    accepting.add_done_callback(self._withdraw_accepted)
                 raise
             try:
                 return Submission(self.engine, requests, streams=streams, when_closed=leave)

@@ -57,7 +57,7 @@ async def tokenize(body: TokenizeBody, model: Annotated[ServedModel, Depends(ser
 
     def answer() -> JSONResponse:
         if isinstance(body, TokenizeChatBody):
-            token_ids = lay_out(body, model)
+            token_ids = model.llm.get_tokenizer().encode_chat(conversation_text(body, model))
         else:
             token_ids = tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
         texts = [tokenizer.token_text(token_id) for token_id in token_ids] if body.return_token_strs else None
@@ -110,15 +110,14 @@ def check_template_variables(body: ConversationBody, model: ServedModel) -> None
             )
 
 
-def lay_out(body: ConversationBody, model: ServedModel) -> list[int]:
-    """Token ids of the conversation; its tools go to the template, or into texts where that reads none.
+def conversation_text(body: ConversationBody, model: ServedModel) -> str:
+    """The conversation as the model reads it; its tools go to the template, or into texts where that reads none.
 
     Raises:
         ApiError: 400, tools and choice do not fit.
     """
-    tokenizer = model.llm.get_tokenizer()
-    text = conversation.lay_out(
-        tokenizer,
+    return conversation.lay_out(
+        model.llm.get_tokenizer(),
         [message.model_dump() for message in body.messages],
         tools=[tool.model_dump() for tool in offered(body)],
         form=model.tool_format,
@@ -127,4 +126,3 @@ def lay_out(body: ConversationBody, model: ServedModel) -> list[int]:
         render=model.templates.render,
         variables=body.chat_template_kwargs,
     )
-    return tokenizer.encode_chat(text)

@@ -1,6 +1,7 @@
 """Tokenizers built from GGUF metadata give what transformers' give."""
 
 import json
+import math
 from dataclasses import replace
 
 import gguf
@@ -264,6 +265,11 @@ def test_a_token_of_a_whole_text_is_refused(tmp_path):
 def test_a_score_for_each_piece_is_needed(tmp_path):
     with pytest.raises(ModelError, match="has 2 tokens, but 3 scores"):
         load_tokenizer(save_two_words(tmp_path, kind="llama", scores=[0.0, 0.0, 0.0]))
+
+
+def test_a_score_that_is_no_number_is_refused(tmp_path):
+    with pytest.raises(ModelError, match="score of a token is not a number"):
+        load_tokenizer(save_two_words(tmp_path, kind="llama", scores=[0.0, math.nan]))
 
 
 def save_two_words(tmp_path, *keys, kind="gpt2", scores=(), words=("a", "b")):

@@ -145,6 +145,16 @@ def test_a_whole_vocabulary_is_drawn_from_many_times_the_same(params):
     assert all(len(tokens) == 1 for tokens in drawn)
 
 
+@pytest.mark.parametrize(
+    ("rules", "lowest", "seed"), [({}, 57.50247715299055, 73), ({"top_k": 1999}, 41.164967790460985, 12)]
+)
+def test_near_temperature_0_tokens_far_below_the_best_are_drawn_in_the_same_order(rules, lowest, seed):
+    """The fault: scores of millions round by more than was allowed for when tokens were ruled out."""
+    logits = torch.full((1, 2000), -lowest)
+    logits[0, :2] = 0.0
+    assert_same(logits, [plain_draw(rules_of(2000, temperature=1e-5, **rules), seed=seed)], count=4)
+
+
 @pytest.mark.parametrize("size", [1, 300])
 def test_the_order_of_all_tokens_in_the_race_is_the_same(size):
     logits = random_rows(20, size)

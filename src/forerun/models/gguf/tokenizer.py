@@ -123,6 +123,8 @@ def _found_merges(file: GGUFFile, metadata: Metadata, words: Sequence[str], ids:
     scores = by_place if is_gemma else metadata.numbers("scores").astype(np.float64)
     if len(scores) != len(words):
         raise ModelError(f"{file.path}: has {len(words)} tokens, but {len(scores)} scores; download it again")
+    if np.isnan(scores).any():
+        raise ModelError(f"{file.path}: the score of a token is not a number; download it again")
     unknown = _unknown(file, metadata, words)
     merges = used_merges_of(ids, scores, kernels=best_kernels(), given=[*BYTES, *([unknown] if unknown else [])])
     give_back_freed_memory()  # of what found the merges, before they are copied

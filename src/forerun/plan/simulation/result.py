@@ -237,17 +237,15 @@ class SimulationResult:
 
     def _peaks(self) -> Peaks:
         """The largest counts of any second since the first arrival."""
-        size = math.ceil(self.seconds) + 1
-        chunks, tokens, running = np.zeros((3, size + 1))
-        for log in self.steps:
-            seconds = (np.asarray(log.ends) - self.start).astype(np.int64)
-            np.add.at(chunks, seconds, np.asarray(log.num_chunks))
-            np.add.at(tokens, seconds, np.asarray(log.num_tokens))
+        seconds = np.concatenate([np.asarray(log.ends) for log in self.steps]) - self.start
+        chunks, tokens = (
+            _by_second(seconds, np.concatenate([np.asarray(getattr(log, name)) for log in self.steps]))
+            for name in ("num_chunks", "num_tokens")
+        )
         begins = np.array([one.arrival for one in self.requests]) - self.start
         ends = np.array([one.finished for one in self.requests]) - self.start
-        np.add.at(running, begins.astype(np.int64), 1)
-        np.add.at(running, ends.astype(np.int64) + 1, -1)
-        return Peaks(float(chunks.max()), float(tokens.max()), int(np.cumsum(running).max()))
+        changes = _by_second(np.concatenate([begins, ends + 1.0]), np.repeat([1.0, -1.0], len(self.requests)))
+        return Peaks(float(chunks.max()), float(tokens.max()), int(np.cumsum(changes).max()))
 
     def records_to_json(self) -> dict[str, Any]:
         """One entry per request, in the arrays of `vllm bench serve --save-detailed`; `itls` where chunks were kept."""
@@ -279,3 +277,10 @@ class _Kept:
     def is_kept(self, one: RequestRecord) -> bool:
         tpot, icl = (0.0 if math.isnan(value) else value for value in (one.tpot, one.icl))
         return self.sla.is_met(ttft=one.ttft, tpot=tpot, icl=icl, e2el=one.e2el)
+
+
+def _by_second(seconds: Floats, counts: npt.NDArray[Any]) -> Floats:
+    """The sum of the counts in each whole second that has any, in order."""
+    _, places = np.unique(np.floor(seconds), return_inverse=True)
+    sums: Floats = np.bincount(places, weights=counts.astype(np.float64)).astype(np.float64)
+    return sums

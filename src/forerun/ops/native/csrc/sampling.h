@@ -440,7 +440,8 @@ class RowSampler {
     }
 
     static constexpr float kLevels = 12102203.0f;  // 2^23 log2 e: levels of a factor e
-    static constexpr float kMargin = 4096.0f;      // more than rounding makes of the largest level, 2^23 158
+    static constexpr double kMargin = 4096.0;      // more than rounding makes of the largest level, 2^23 158,
+    static constexpr double kShare = 0x1p-21;      // and of a level of that size or larger, as temperatures near 0 give
 
     bool is_full() const { return scratch_.runners.size() == count_; }
 
@@ -449,7 +450,8 @@ class RowSampler {
         constexpr double least_best = -3.61;  // the most likely token has this score at least: noise is below 37
         if (!is_full() && count_ > 1) return;
         const double score = is_full() ? scratch_.runners.back().score : least_best;
-        bound_ = static_cast<float>(0x1p23 * (158.0 - score * 1.4426950408889634)) + kMargin;
+        const double level = 0x1p23 * (158.0 - score * 1.4426950408889634);
+        bound_ = static_cast<float>(level + kMargin + std::abs(level) * kShare);
     }
 
     void race_all() {
