@@ -83,7 +83,7 @@ class ToolUse:
         """Writes one completion."""
         names = frozenset(function.name for function in self.functions)
         reader = self.form.reader(names, is_forced=self.is_constrained)
-        return CallWriter(reader, self.form, is_named=self.is_named)
+        return CallWriter(reader, self.form, is_named=self.is_named, has_text=not self.is_forced)
 
 
 class CallWriter:
@@ -93,12 +93,14 @@ class CallWriter:
         reader: finds the calls.
         form: gives them ids.
         is_named: the request names the function; OpenAI's `finish_reason` is "stop" then.
+        has_text: there may be text beside calls; otherwise what is none is the beginning of one that was cut, and left out.
     """
 
-    def __init__(self, reader: CallReader, form: ToolFormat, *, is_named: bool) -> None:
+    def __init__(self, reader: CallReader, form: ToolFormat, *, is_named: bool, has_text: bool) -> None:
         self._reader = reader
         self._form = form
         self._is_named = is_named
+        self._has_text = has_text
         self._num_calls = 0
 
     def delta(self, text: str, *, finished: bool) -> dict[str, Any]:
@@ -107,7 +109,7 @@ class CallWriter:
         for event in self._reader.push(text, finished=finished):
             match event:
                 case Content(more):
-                    content += more
+                    content += more if self._has_text else ""
                 case CallBegin(name):
                     head = {"index": self._num_calls, "id": self._form.new_id(), "type": "function"}
                     calls[self._num_calls] = {**head, "function": {"name": name, "arguments": ""}}
@@ -124,7 +126,7 @@ class CallWriter:
         message = {"role": "assistant", "content": delta.get("content"), "refusal": None}
         calls = delta.get("tool_calls")
         if not calls:
-            return message | {"content": delta.get("content", "")}
+            return message | {"content": delta.get("content", "" if self._has_text else None)}
         for call in calls:
             del call["index"]
         return message | {"tool_calls": calls}

@@ -171,6 +171,17 @@ def test_a_damaged_stage_is_named(tmp_path: Path, stage: str) -> None:
         profiler(tmp_path / "p").run()
 
 
+def test_a_profile_goes_on_with_its_kv_memory_whatever_is_free_by_now(tmp_path: Path) -> None:
+    first = profiler(tmp_path)
+    open_stages(tmp_path, first._identity(first._sweep_engine(), GRID))
+    begun_with = settings().num_gpu_blocks_override
+    by_default = replace(settings(), num_gpu_blocks_override=None)
+    assert profiler(tmp_path, settings=by_default)._settings_as_begun().num_gpu_blocks_override == begun_with
+    anew = replace(profiler(tmp_path, settings=by_default), overwrite=True)
+    assert anew._settings_as_begun().num_gpu_blocks_override is None
+    assert profiler(tmp_path / "other", settings=by_default)._settings_as_begun() == by_default
+
+
 def test_a_profile_begun_within_a_budget_goes_on_with_its_grid(tmp_path: Path) -> None:
     first = profiler(tmp_path)
     llm = first._sweep_engine()

@@ -124,6 +124,7 @@ class Profiler:
             ForerunError: the folder has something else, a configuration or prompt does not fit, or memory is short.
         """
         self._started = time.monotonic()
+        self.task = replace(self.task, settings=self._settings_as_begun())
         self._check_configs()
         llm = self._sweep_engine()
         times = self._rough_times(llm)
@@ -147,6 +148,14 @@ class Profiler:
         if timing is not None:
             self.announce(f"warning: {timing}")
         return profile
+
+    def _settings_as_begun(self) -> EngineSettings:
+        """The settings, with as much KV memory as the profile that was begun had, where they leave it to what is free."""
+        settings = self.task.settings
+        is_given = settings.num_gpu_blocks_override is not None or settings.kv_cache_memory_bytes is not None
+        begun = None if self.overwrite or is_given else begun_identity(self.folder)
+        num_blocks = None if begun is None else begun.get("num_blocks")
+        return replace(settings, num_gpu_blocks_override=num_blocks) if isinstance(num_blocks, int) else settings
 
     def _check_configs(self) -> None:
         """Make each drafter that is still to be measured, so that what is wrong is said before hours of measuring."""
