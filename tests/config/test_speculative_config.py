@@ -56,7 +56,7 @@ def test_custom_class_by_the_class_itself():
     [
         ({"method": "ngramm", "num_speculative_tokens": 5}, "did you mean 'ngram'"),
         ({"num_speculative_tokens": 5}, "'method' is missing"),
-        ({"metod": "ngram"}, "unknown key 'metod'; did you mean 'method'"),
+        ({"methods": "ngram"}, "unknown key 'methods'; did you mean 'method'"),
         (NGRAM | {"prompt_lookup_maximum": 4}, "did you mean 'prompt_lookup_max'"),
         (NGRAM | {"ngram_prompt_lookup_max": 4}, "write 'prompt_lookup_max'"),
         (NGRAM | {"speculative_model": "x"}, "write 'model'"),

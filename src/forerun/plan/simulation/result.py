@@ -245,7 +245,9 @@ class SimulationResult:
         begins = np.array([one.arrival for one in self.requests]) - self.start
         ends = np.array([one.finished for one in self.requests]) - self.start
         changes = _by_second(np.concatenate([begins, ends + 1.0]), np.repeat([1.0, -1.0], len(self.requests)))
-        return Peaks(float(chunks.max()), float(tokens.max()), int(np.cumsum(changes).max()))
+        return Peaks(
+            float(chunks.max(initial=0.0)), float(tokens.max(initial=0.0)), int(np.cumsum(changes).max(initial=0.0))
+        )
 
     def records_to_json(self) -> dict[str, Any]:
         """One entry per request, in the arrays of `vllm bench serve --save-detailed`; `itls` where chunks were kept."""
