@@ -241,7 +241,7 @@ class AutoConfig:
         if not _can_be_rounded(loaded.model):
             return [
                 mtp,
-                Choice("self", False, "many of its weights are in no linear layer, and would not become fewer bits"),
+                Choice("self", False, "many of its weights are in no linear layer, and would stay as they are"),
             ]
         bits = _bits_of_self(loaded)
         need = _bytes_of_self(loaded, bits)

@@ -212,12 +212,7 @@ class FleetSearch:
         """
         tried = [plan for _, plan in self._divided(policies, layouts, most, lambda at: -at.attainment(self._sla))]
         if not any(one.is_stable for one in tried):
-            kept_up = [self._share_kept_up_with(one) for one in tried]
-            enough = max(kept_up) * (1.0 - ALMOST_EQUAL)
-            return min(
-                [one for one, share in zip(tried, kept_up, strict=True) if share >= enough],
-                key=lambda one: one.complexity,
-            )
+            return min(self._keeping_up_with_most(tried), key=lambda one: one.complexity)
         enough = min(self._sla.attainment, max(one.attainment for one in tried) - 1e-9)
         return _preferred([one for one in tried if one.attainment >= enough])
 
@@ -259,18 +254,18 @@ class FleetSearch:
                 found.append((float(costs[best]), self._found(policy, count, most - count, at.at(np.array([best])))))
         return found
 
-    def _share_kept_up_with(self, plan: FleetPlan) -> float:
-        """How much of a load that is too much for a plan's engines would not be."""
+    def _keeping_up_with_most(self, plans: Sequence[FleetPlan]) -> Sequence[FleetPlan]:
+        """Of plans of a load that is too much for all of them those that keep up with the largest share of it, or almost."""
         low, high = 0.0, 1.0
         for _ in range(HALVINGS):
             share = (low + high) / 2.0
             load = replace(self._load, rate=share * self._load.rate)
             less = FleetSearch(self._engine, load, self._sla, self._transfer, self._routing)
-            is_stable = less.at(plan.policy, plan.prefill_replicas, plan.replicas).is_stable
-            low, high = (share, high) if is_stable else (low, share)
-            if low and high - low < 0.1 * ALMOST_EQUAL * low:
+            stable = [one for one in plans if less.at(one.policy, one.prefill_replicas, one.replicas).is_stable]
+            low, high, plans = (share, high, stable) if stable else (low, share, plans)
+            if high - low < ALMOST_EQUAL * low:
                 break
-        return low
+        return plans
 
     def _fewest_as_near(self, plan: FleetPlan) -> FleetPlan:
         """The fewest engines, run as in a plan, that come almost as near to the SLA as the plan does."""

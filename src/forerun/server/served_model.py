@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cached_property, partial
 from typing import TypeVar
@@ -149,7 +149,7 @@ class ServedModel:
 
     async def in_thread(self, function: Callable[[], T]) -> T:
         """Run something that may take long."""
-        return await _run(self._threads, function)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, function)
 
     async def submit(
         self, tokenise: Tokenise, sampling: SamplingParams, *, num_prompts: int, streams: bool, cache_salt: str | None
@@ -327,10 +327,6 @@ class Submission:
         if self._unfinished:
             with suppress(EngineEndedError):  # it has ended, and holds nothing
                 self._engine.abort(list(self._unfinished))
-
-
-async def _run(threads: Executor, function: Callable[[], T]) -> T:
-    return await asyncio.get_running_loop().run_in_executor(threads, function)
 
 
 async def served_model(request: Request) -> ServedModel:

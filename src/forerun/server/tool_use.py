@@ -108,8 +108,8 @@ class CallWriter:
         content, calls = "", dict[int, dict[str, Any]]()
         for event in self._reader.push(text, finished=finished):
             match event:
-                case Content(more):
-                    content += more if self._has_text else ""
+                case Content(more) if self._has_text:
+                    content += more
                 case CallBegin(name):
                     head = {"index": self._num_calls, "id": self._form.new_id(), "type": "function"}
                     calls[self._num_calls] = {**head, "function": {"name": name, "arguments": ""}}

@@ -284,5 +284,4 @@ class _Kept:
 def _by_second(seconds: Floats, counts: npt.NDArray[Any]) -> Floats:
     """The sum of the counts in each whole second that has any, in order."""
     _, places = np.unique(np.floor(seconds), return_inverse=True)
-    sums: Floats = np.bincount(places, weights=counts.astype(np.float64)).astype(np.float64)
-    return sums
+    return np.bincount(places, weights=counts).astype(np.float64)
