@@ -400,7 +400,7 @@ class AttentionBlock {
     template <int Dims>
     static void fetch(const Stored* row) {
 #pragma GCC unroll 4
-        for (int dim = 0; dim < Dims; dim += kLineDims) __builtin_prefetch(row + dim);
+        for (int dim = 0; dim < Dims; dim += kLineDims) fetch_line(row + dim, kCachesForSomeReadings);
     }
 
     // Prefetches the i-th row that is read for a tile: first its keys, then its values.
@@ -409,7 +409,7 @@ class AttentionBlock {
         const bool is_key = i < count;
         const int64_t dims = is_key ? shape_.key_dim : shape_.value_dim, slot = scratch_.slots[is_key ? i : i - count];
         const Stored* row = (is_key ? key_ : value_) + (slot * shape_.num_kv_heads + item_.kv_head) * dims;
-        for (int64_t dim = 0; dim < dims; dim += kLineDims) __builtin_prefetch(row + dim);
+        for (int64_t dim = 0; dim < dims; dim += kLineDims) fetch_line(row + dim, kCachesForSomeReadings);
     }
 
     void score_keys(const Keys& keys) {

@@ -29,7 +29,7 @@ class LinesAhead {
     explicit LinesAhead(const void* begin) : next_(static_cast<const char*>(begin)), end_(next_) {}
 
     void fetch(int64_t bytes) {
-        for (end_ += bytes; next_ < end_; next_ += kCacheLine) fetch_into_second_cache(next_);
+        for (end_ += bytes; next_ < end_; next_ += kCacheLine) fetch_line(next_, Caches::kPastFirst);
     }
 
   private:

@@ -156,7 +156,7 @@ class HeaderReader {
     // Goes on from `place`, which is returned. The lines that begin in as many bytes of the next header are fetched.
     [[gnu::always_inline]] const uint8_t* pass(const uint8_t*& place, int64_t bytes) const {
         const uint8_t* ahead = place + tile_bytes_;
-        for (int64_t i = -reinterpret_cast<uintptr_t>(ahead) % kCacheLine; i < bytes; i += kCacheLine) fetch_line(ahead + i);
+        for (int64_t i = -reinterpret_cast<uintptr_t>(ahead) % kCacheLine; i < bytes; i += kCacheLine) fetch_line(ahead + i, kCachesForSomeReadings);
         return std::exchange(place, place + bytes);
     }
 
@@ -237,12 +237,13 @@ struct BlockRows {
     bool are_divided;  // for codes that are multiplied where they lie, on AVX2
 };
 
-// Whether a register tile of so many rows fetches codes past the second cache: with more than a few, lines are gone again
+// Where a register tile of so many rows fetches codes to: with more than a few rows, lines past the second cache are gone again
 // before their turn comes.
 template <class Reader, int Rows>
-inline bool fetches_past_second_cache() {
+inline Caches caches_for_codes() {
     constexpr int few_rows = 4;
-    return Reader::kReadsOnce && Rows <= few_rows && kFetchesPastSecondCache;
+    if (!Reader::kReadsOnce) return Caches::kAll;
+    return Rows <= few_rows ? kCachesForOneReading : kCachesForSomeReadings;
 }
 
 // What a group's products are summed up in, for a row of such inputs and sixteen outputs, and what they come to.
@@ -291,7 +292,7 @@ void multiply_block_tile(const Reader& reader, const uint8_t* unit, SomeScales s
 #pragma GCC unroll kRepeatedSteps
                 for (int step = 0; step < kQuadSteps; ++step) {
                     const auto [first, second] = reader.step(quad, step);
-                    if (step % fetch_steps == 0) fetch_line(ahead.data + step * ahead.bytes, fetches_past_second_cache<Reader, Rows>());
+                    if (step % fetch_steps == 0) fetch_line(ahead.data + step * ahead.bytes, caches_for_codes<Reader, Rows>());
 #pragma GCC unroll 12
                     for (int r = 0; r < Rows; ++r) {
                         const auto value = splat_pair(every_third[r / 3] + r % 3 * inputs + 2 * step);
@@ -374,12 +375,8 @@ void multiply_block_matrices(const Reader& reader, const uint8_t* unit, const fl
             const auto quad = reader.quad(unit, index);
 #pragma GCC unroll 4
             for (int step = 0; step < kQuadSteps; ++step, wide += kStepWeights) {
-                if (step % fetch_steps == 0) {
-                    if constexpr (Reader::kReadsOnce)
-                        fetch_line(ahead.data + step * ahead.bytes, kFetchesPastSecondCache);
-                    else
-                        fetch_into_second_cache(ahead.data + step * ahead.bytes);
-                }
+                if (step % fetch_steps == 0)
+                    fetch_line(ahead.data + step * ahead.bytes, Reader::kReadsOnce ? kCachesForOneReading : Caches::kPastFirst);
                 if constexpr (std::is_same_v<Reader, ValueReader>) continue;
                 const auto [first, second] = reader.step(quad, step);
                 store_pairs(wide, first);
@@ -493,7 +490,7 @@ template <int Group, bool has_offsets, int Rows, class Reader>
     for (int i = 0; i < Rows * kTile; i += kLanes) store(sums + i, zero());
     for (int64_t i = 0; i < inputs; i += kUnitInputs, unit += Reader::kUnitBytes, ahead.data += Reader::kUnitBytes) {
         ahead.begin_unit(i);
-        for (int64_t line = 0; line < Reader::kUnitBytes; line += kCacheLine) fetch_line(ahead.data + line, kFetchesPastSecondCache);
+        for (int64_t line = 0; line < Reader::kUnitBytes; line += kCacheLine) fetch_line(ahead.data + line, kCachesForOneReading);
         for (int first_quad = 0; first_quad < quads; first_quad += group_quads) {
             F16 own[2][Rows];
 #pragma GCC unroll 2

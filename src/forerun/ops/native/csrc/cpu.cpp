@@ -645,7 +645,7 @@ EXPORT int32_t forerun_attention_gradients(const bf16* query, const bf16* key, c
     });
 }
 
-// Reads `count` 64-bit words once by all threads; `total`, their exclusive or, keeps the compiler from leaving it out.
+// Reads `count` 64-bit words once by all threads, fetched as weights are; `total`, their exclusive or, keeps the compiler from leaving it out.
 EXPORT int32_t forerun_read(const uint64_t* words, int64_t count, uint64_t* total) {
     return guarded([&] {
         require(count >= 0, "the number of words is negative");
@@ -655,8 +655,11 @@ EXPORT int32_t forerun_read(const uint64_t* words, int64_t count, uint64_t* tota
         team.run([&](int member) {
             uint64_t sums[32] = {};
             const int64_t lines = count / 32, last = team.share(lines, member + 1);
-            for (int64_t line = team.share(lines, member); line < last; ++line)
+            for (int64_t line = team.share(lines, member); line < last; ++line) {
+                const char* ahead = reinterpret_cast<const char*>(words + line * 32) + kBytesAhead;
+                for (int i = 0; i < 256; i += kCacheLine) fetch_line(ahead + i, kCachesForOneReading);
                 for (int i = 0; i < 32; ++i) sums[i] ^= words[line * 32 + i];
+            }
             for (uint64_t sum : sums) all ^= sum;
         });
         *total = all;

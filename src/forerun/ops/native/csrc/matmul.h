@@ -94,14 +94,14 @@ class PlainTile {
 struct Ahead {
     const char* data;
     int64_t bytes;
-    bool past_second_cache;  // so that what is read once does not push the step's own rows, keys and code out of it
+    Caches caches;
 };
 
 // How far ahead a tile that is read once is prefetched: what memory delivers to a core while it waits for a line.
 constexpr int64_t kBytesAhead = 6144;
 
 inline void fetch(const Ahead& ahead, int64_t offset) {
-    fetch_line(ahead.data + offset, ahead.past_second_cache);
+    fetch_line(ahead.data + offset, ahead.caches);
 }
 
 // One register tile: `Rows` rows times 32 outputs. (The accumulators are the function's own, or the compiler
@@ -255,8 +255,9 @@ void multiply_all(const Weight& weight, Tile tile, int64_t index, const Value* r
     for (int64_t part = 0; part < parts; ++part) {
         const int64_t first = num_rows * part / parts, count = num_rows * (part + 1) / parts - first;
         const Ahead ahead = num_rows <= kRowsOfOneReading<Value>
-                                ? Ahead{weight.tile_data(index) + kBytesAhead, bytes / steps, kFetchesPastSecondCache}
-                                : Ahead{next + bytes / parts * part, bytes / parts / steps, false};
+                                ? Ahead{weight.tile_data(index) + kBytesAhead, bytes / steps, kCachesForOneReading}
+                                : Ahead{next + bytes / parts * part, bytes / parts / steps,
+                                        parts <= 2 ? kCachesForSomeReadings : Caches::kAll};
         F16 sums[most][2];
         multiply_rows(tile, rows + first * weight.inputs, count, weight.inputs, ahead, sums);
         for (int64_t r = 0; r < count; ++r) finish_sums(weight, first + r, index * kTile, sums[r][0], sums[r][1], finish);
@@ -381,7 +382,7 @@ void multiply_row_blocks(const bf16* rows, int64_t num_rows, int64_t inputs, con
             panel == 0 ? Matrices::begin_sums() : Matrices::load_tile_sums(sums);
             for (int64_t i = begin; i < last; ++i) {
                 Matrices::add_tile<true>(rows + first * inputs + i * kMatrixInputs, inputs * 2, steps + i * kMatrixInputs * kTile);
-                for (int64_t line = 0; line < lines && next < end; ++line, next += kCacheLine) fetch_into_second_cache(next);
+                for (int64_t line = 0; line < lines && next < end; ++line, next += kCacheLine) fetch_line(next, Caches::kPastFirst);
             }
             if (panel + 1 == panels) {
                 if (whole * kMatrixInputs < inputs)

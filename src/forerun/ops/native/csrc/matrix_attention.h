@@ -100,7 +100,7 @@ class MatrixAttention : public AttentionBlock<bf16> {
         const int dims = is_value ? shape_.value_dim : shape_.key_dim;
         const bf16* row = group_at(is_value ? values() : keys(), dims, place);
         for (int lane = 0; lane < kMatrixRows; ++lane, row += stride(dims))
-            for (int dim = 0; dim < dims; dim += kLineDims) __builtin_prefetch(row + dim);
+            for (int dim = 0; dim < dims; dim += kLineDims) fetch_line(row + dim, kCachesForSomeReadings);
     }
 
     void transpose_queries() {

@@ -180,7 +180,7 @@ void multiply_rounded_tile(const Reader& reader, const uint8_t* unit, SomeScales
             for (int place = 0; place < group_quads; ++place, values += kQuadInputs) {
                 const QuadBytes quad = reader.quad(unit, first_quad + place);
                 for (int64_t line = 0; line < quad_bytes; line += 64)
-                    fetch_line(ahead.data + line, fetches_past_second_cache<Reader, Rows>());
+                    fetch_line(ahead.data + line, caches_for_codes<Reader, Rows>());
                 ahead.data += quad_bytes;
 #pragma GCC unroll 12
                 for (int r = 0; r < Rows; ++r) {

@@ -38,24 +38,29 @@ constexpr int kRepeatedSteps = 4;
 constexpr int kRepeatedSteps = 1;
 #endif
 
-// Whether lines that are read once, and soon, are fetched past the second cache, which they would push other data out of. On
-// Intel's processors that loses many of them before they are read: codes of four bits then take twice as long.
-#if defined(__x86_64__)
-inline const bool kFetchesPastSecondCache = (__builtin_cpu_init(), !__builtin_cpu_is("intel"));
-#else
-constexpr bool kFetchesPastSecondCache = true;
-#endif
+// Which caches a line is fetched into: all, all but the first one, which is full of what is read again and again, or all but the
+// second one, which lines that are read but once would push other data out of.
+enum class Caches { kAll, kPastFirst, kPastSecond };
 
-// Fetches a line into all caches, or past the second one.
-[[gnu::always_inline]] inline void fetch_line(const void* line, bool past_second_cache = false) {
-    if (past_second_cache)
-        __builtin_prefetch(line, 0, 0);
-    else
-        __builtin_prefetch(line, 0, 3);
+[[gnu::always_inline]] inline void fetch_line(const void* line, Caches caches) {
+    switch (caches) {
+        case Caches::kAll: __builtin_prefetch(line, 0, 3); break;
+        case Caches::kPastFirst: __builtin_prefetch(line, 0, 2); break;
+        case Caches::kPastSecond: __builtin_prefetch(line, 0, 0); break;
+    }
 }
 
-// Fetches a line past the first cache, which is full of what is read again and again. (On AMD's Zen 5 such lines come late.)
-[[gnu::always_inline]] inline void fetch_into_second_cache(const void* line) { __builtin_prefetch(line, 0, 2); }
+// Where lines that are read once, and soon, are best fetched to, and those that are read some times. Processors differ, as
+// measured: Intel's lose many lines that are fetched past the second cache before they are read, so that codes of four bits take
+// twice as long; on Zen 5 lines come late that are fetched past the first one; on Zen 4 they come sooner than all others.
+#if defined(__x86_64__)
+inline const bool kIsIntel = (__builtin_cpu_init(), __builtin_cpu_is("intel"));
+inline const bool kIsZen4 = (__builtin_cpu_init(), __builtin_cpu_is("amdfam19h") && __builtin_cpu_supports("avx512f"));
+inline const Caches kCachesForOneReading = kIsIntel ? Caches::kAll : kIsZen4 ? Caches::kPastFirst : Caches::kPastSecond;
+inline const Caches kCachesForSomeReadings = kIsZen4 ? Caches::kPastFirst : Caches::kAll;
+#else
+constexpr Caches kCachesForOneReading = Caches::kPastSecond, kCachesForSomeReadings = Caches::kAll;
+#endif
 
 // A number of bf16, in fp32: an instruction that reads one fills a register with it.
 struct WideInput {
