@@ -264,6 +264,11 @@ TAG = {"type": "tag", "begin": "<", "content": {"type": "regex", "pattern": "[ab
     ("fields", "is_right"),
     [
         ({"structured_outputs": {"choice": ["yes", "no"]}}, lambda text: text in ("yes", "no")),
+        (
+            {"response_format": {"type": "text"}, "structured_outputs": {"choice": ["yes", "no"]}},
+            lambda text: text in ("yes", "no"),
+        ),
+        ({"structured_outputs": {"json": {}}}, lambda text: text.lstrip()[0] in '{["-0123456789tfn'),
         ({"structured_outputs": {"regex": "a{3}b?"}}, lambda text: text in ("aaa", "aaab")),
         ({"response_format": {"type": "regex", "regex": "[0-9]{4}"}}, lambda text: len(text) == 4 and text.isdigit()),
         ({"response_format": {"type": "choice", "choice": ["red"]}}, lambda text: text == "red"),

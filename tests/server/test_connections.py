@@ -12,7 +12,8 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from forerun.server.connections import OTHER_FILES, room_for
+from forerun.server.app import MOST_BODY_BYTES
+from forerun.server.connections import LINGER_S, OTHER_FILES, room_for
 from tests.server.served import PROMPT, chat_llm, served
 from tests.server.test_load import SlowSteps, until
 
@@ -24,6 +25,12 @@ GET = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
 @pytest.fixture(scope="module")
 def impatient():
     with served(chat_llm(), client_timeout=TIMEOUT_S) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def keyed():
+    with served(chat_llm(), api_key=("secret",)) as server:
         yield server
 
 
@@ -94,6 +101,51 @@ def test_who_is_refused_reads_why_though_more_was_sent(impatient, sent, status):
         found, answer = parsed(head + rest(sock))
     assert (found, answer["error"]["type"]) == (status, "invalid_request_error")
     assert impatient.send("GET", "/health")[0] == 200
+
+
+def upload(version, headers):
+    """The head of a request whose body is twice what a server takes, and that body."""
+    head = b"POST /v1/completions HTTP/%s\r\nHost: x\r\nContent-Type: application/json\r\n" % version
+    return head + headers + b"Content-Length: %d\r\n\r\n" % (2 * MOST_BODY_BYTES), b" " * (2 * MOST_BODY_BYTES)
+
+
+@pytest.mark.parametrize(
+    ("version", "headers"),
+    [(b"1.1", b"Connection: close\r\n"), (b"1.0", b""), (b"1.1", b"Connection: keep-alive\r\n")],
+)
+@pytest.mark.parametrize(("key", "status"), [(b"secret", 413), (b"wrong", 401)])
+def test_who_is_refused_reads_why_though_the_whole_body_was_sent(keyed, version, headers, key, status):
+    head, body = upload(version, headers + b"Authorization: Bearer %s\r\n" % key)
+    with connected(keyed, head) as sock:
+        for begin in range(0, len(body), 1 << 20):
+            time.sleep(0.02)  # so that the answer, and the end of the connection, come before the body's
+            sock.sendall(body[begin : begin + (1 << 20)])
+        answer = sock.recv(1 << 16) if b"keep-alive" in headers else rest(sock)
+    assert parsed(answer)[0] == status
+    until(lambda: not keyed.server._limits.waiting)
+
+
+def test_a_connection_with_a_body_that_is_not_read_ends_when_the_client_falls_silent(keyed):
+    head, body = upload(b"1.1", b"Connection: close\r\n")
+    with connected(keyed, head + body[:1000]) as sock:
+        assert parsed(rest(sock))[0] == 401
+        connections = keyed.server._server.server_state.connections
+        assert len(connections) == 1
+        begin = time.monotonic()
+        until(lambda: not connections)
+        assert time.monotonic() - begin < 2 * LINGER_S
+
+
+@pytest.mark.parametrize("sent", [upload(b"1.1", b"Connection: close\r\n")[0], b"nothing of the kind\r\n\r\n"])
+def test_what_is_not_read_has_no_longer_to_come_than_what_is(impatient, sent):
+    def drip(sock):
+        end = time.monotonic() + 10
+        while time.monotonic() < end:
+            sock.sendall(b"a")
+            time.sleep(0.05)
+
+    with connected(impatient, sent) as sock, pytest.raises(OSError):
+        drip(sock)
 
 
 def test_between_two_requests_there_is_more_time(impatient):

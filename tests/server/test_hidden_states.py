@@ -46,7 +46,7 @@ def test_a_file_that_cannot_be_written_is_no_answer_lost(saving, monkeypatch):
 )
 def test_mistakes_are_refused(saving, params):
     status, _, answer = saving.send("POST", "/v1/completions", {"prompt": PROMPT, "kv_transfer_params": params})
-    assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
+    assert (status, answer["error"]["param"]) == (400, "kv_transfer_params")
 
 
 def test_nothing_is_saved_where_there_is_nowhere_to(plain):

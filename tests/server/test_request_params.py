@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from forerun.errors import RequestError
+from forerun.errors import RequestError, UnknownKeyError
 from forerun.server.errors import ApiError
 from forerun.server.protocol import ChatBody, CompletionBody, TokenizeChatBody
-from forerun.server.request_params import of_format, refuse_unserved, sampling_params
+from forerun.server.request_params import in_clients_words, refuse_unserved, sampling_params, wanted_structure
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 
@@ -53,17 +53,81 @@ def test_options_of_a_stream_are_for_streams(body):
     fields = {"stream_options": {"include_usage": True}, **body}
     for asked in (ChatBody(messages=MESSAGES, **fields), CompletionBody(prompt="hello", **fields)):
         with pytest.raises(ApiError, match="stream_options: is given without stream") as caught:
-            sampling_params(asked, structure=None, speculates=False)
+            sampling_params(asked, structure=None, speculates=False, saves_hidden_states=False)
         assert (caught.value.status_code, caught.value.param) == (400, "stream_options")
     streamed = CompletionBody(prompt="hello", **(fields | {"stream": True}))
-    assert sampling_params(streamed, structure=None, speculates=False).n == 1
+    assert sampling_params(streamed, structure=None, speculates=False, saves_hidden_states=False).n == 1
 
 
-def test_errors_of_a_structure_name_the_field_that_it_came_from():
-    error = RequestError("json: cannot be compiled (it is empty); mend or simplify it")
-    sent = {"response_format": {"type": "json_object"}}
-    assert str(of_format(error, CompletionBody(prompt="hello", **sent))) == f"response_format: {error}"
-    for other in ({"structured_outputs": {"json": {}}}, {}):
-        assert of_format(error, CompletionBody(prompt="hello", **other)) is error
-    unlike = RequestError("prompt: is empty; give one")
-    assert of_format(unlike, CompletionBody(prompt="hello", **sent)) is unlike
+def test_an_empty_schema_is_one_and_not_no_field():
+    assert wanted_structure(CompletionBody(prompt="hello", structured_outputs={"json": {}})) == {"json": {}}
+    named = {"type": "json_schema", "json_schema": {"schema": {}}}
+    assert wanted_structure(CompletionBody(prompt="hello", response_format=named)) == {"json": {}}
+    for name in ("guided_json", "json_schema"):
+        with pytest.raises(ApiError, match=f"{name}: answers cannot be constrained so"):
+            refuse_unserved(CompletionBody(prompt="hello", **{name: {}}))
+        refuse_unserved(CompletionBody(prompt="hello", **{name: None}))
+
+
+@pytest.mark.parametrize("format_of_text", [{"type": "text"}, {"type": "text", "more": 1}])
+def test_a_format_of_text_asks_for_nothing(format_of_text):
+    sent = {"response_format": format_of_text}
+    assert wanted_structure(CompletionBody(prompt="hello", **sent)) is None
+    beside = {"structured_outputs": {"regex": "a"}}
+    assert wanted_structure(CompletionBody(prompt="hello", **sent, **beside)) == {"regex": "a"}
+    error = RequestError("regex: cannot be compiled")
+    told = in_clients_words(error, CompletionBody(prompt="hello", **sent, **beside))
+    assert str(told) == "structured_outputs.regex: cannot be compiled"
+
+
+@pytest.mark.parametrize(
+    ("sent", "error", "told"),
+    [
+        ({"response_format": {"type": "json_schema"}}, "json: is bad", "response_format.json_schema.schema: is bad"),
+        ({"response_format": {"type": "json_object"}}, "json_object: is bad", "response_format: is bad"),
+        ({"response_format": {"type": "regex"}}, "regex: is bad", "response_format.regex: is bad"),
+        ({"response_format": {"type": "structural_tag"}}, "structural_tag: is bad", "response_format: is bad"),
+        ({"response_format": {"type": "regex"}}, "structured_outputs: needs a token", "response_format: needs a token"),
+        (
+            {"response_format": {"type": "regex"}},
+            "ignore_eos: got True with structured_outputs, where",
+            "ignore_eos: got True with response_format, where",
+        ),
+        ({"structured_outputs": {}}, "json_object: got False", "structured_outputs.json_object: got False"),
+        ({"structured_outputs": {}}, "whitespace_pattern: got 5", "structured_outputs.whitespace_pattern: got 5"),
+        ({"structured_outputs": {}}, "structured_outputs: got none", "structured_outputs: got none"),
+        ({"kv_transfer_params": {}}, "hidden_states_path: got 5", "kv_transfer_params.hidden_states_path: got 5"),
+        ({"prompt": "\ud800"}, "text: got half of a pair", "prompt: got half of a pair"),
+        ({"prediction": {"type": "content", "content": "\ud800"}}, "text: got half", "prediction: got half"),
+        ({}, "stop: is empty; leave it out", "stop: is empty; leave it out"),
+    ],
+)
+def test_errors_name_the_field_that_the_client_wrote(sent, error, told):
+    assert str(in_clients_words(RequestError(error), CompletionBody(**{"prompt": "hello"} | sent))) == told
+
+
+def test_errors_of_a_conversation_name_the_field_that_the_client_wrote():
+    tool = {"type": "function", "function": {"name": "f", "description": "\ud800"}}
+    half = RequestError("text: got half")
+    assert str(in_clients_words(half, ChatBody(messages=MESSAGES, tools=[tool]))) == "tools: got half"
+    content = [{"role": "user", "content": "\ud800"}]
+    for body in (ChatBody(messages=content), TokenizeChatBody(messages=content)):
+        assert str(in_clients_words(half, body)) == "messages: got half"
+    body = ChatBody(messages=MESSAGES, tools=[tool], response_format={"type": "json_object"})
+    for error in ("structural_tag: is bad", "structured_outputs: is bad"):
+        assert str(in_clients_words(RequestError(error), body, has_tools=True)) == "tools: is bad"
+
+
+def test_an_unknown_key_is_told_of_the_field_that_has_it():
+    body = CompletionBody(prompt="hello", structured_outputs={"jsn": {}})
+    with pytest.raises(UnknownKeyError) as caught:
+        sampling_params(body, structure=wanted_structure(body), speculates=False, saves_hidden_states=False)
+    assert str(in_clients_words(caught.value, body)).startswith("structured_outputs: unknown key 'jsn'")
+
+
+def test_what_is_to_be_saved_is_refused_where_nothing_is():
+    body = CompletionBody(prompt="hello", kv_transfer_params={"include_output_tokens": True})
+    with pytest.raises(ApiError, match="kv_transfer_params: is given, but this server saves no") as caught:
+        sampling_params(body, structure=None, speculates=False, saves_hidden_states=False)
+    assert (caught.value.status_code, caught.value.param) == (400, "kv_transfer_params")
+    assert sampling_params(body, structure=None, speculates=False, saves_hidden_states=True).kv_transfer is not None

@@ -110,6 +110,14 @@ def test_origins_of_many_choices_belong_to_the_right_ones(drafting):
         assert "".join(piece["text"] for piece in choice["forerun"]["pieces"]) == choice["text"]
 
 
+def test_an_echo_without_an_answer_has_no_origins(either):
+    body = {"prompt": [PROMPT, "abc"], "n": 2, "echo": True, "max_tokens": 0, "forerun": {"origins": True}}
+    for choice in either.post("/v1/completions", body)["choices"]:
+        assert choice["text"] in body["prompt"]
+        nothing = {"origins": [], "num_draft_tokens": 0, "num_accepted_tokens": 0, "pieces": []}
+        assert choice["forerun"] == nothing
+
+
 def test_origins_are_not_told_unasked(drafting):
     assert "forerun" not in answer(drafting)["choices"][0]
 

@@ -9,13 +9,13 @@ from fastapi import APIRouter, Depends, Request, Response
 from pydantic import BaseModel
 
 from forerun.core.outputs import CompletionOutput, Logprob, RequestOutput, StreamDelta, TokenLogprobs
-from forerun.errors import RequestError
+from forerun.errors import RequestError, UnknownKeyError
 from forerun.server.errors import ApiError
 from forerun.server.protocol import ChatBody, reply
 from forerun.server.request_params import (
     check_length,
     check_text_length,
-    of_format,
+    in_clients_words,
     refuse_unserved,
     sampling_params,
     wanted_structure,
@@ -92,6 +92,7 @@ async def create_chat_completion(
                 body,
                 structure=wanted if use is None else use.structure(wanted),
                 speculates=model.speculates,
+                saves_hidden_states=model.saves_hidden_states,
                 max_tokens=asked[1],
                 logprobs=(body.top_logprobs or 0) if body.logprobs else None,
             ),
@@ -100,13 +101,8 @@ async def create_chat_completion(
             cache_salt=body.cache_salt,
         )
         return await builder.respond(request, submitting)
-    except RequestError as error:
-        raise (of_format(error, body) if use is None else _of_tools(error)) from None
-
-
-def _of_tools(error: RequestError) -> RequestError:
-    """The error of a grammar that was made of tools, with the tools as its subject."""
-    return RequestError(str(error).replace("structural_tag:", "tools:", 1))
+    except (RequestError, UnknownKeyError) as error:
+        raise in_clients_words(error, body, has_tools=use is not None) from None
 
 
 def _token_ids(body: ChatBody, model: ServedModel, asked: tuple[str, int | None]) -> list[int]:

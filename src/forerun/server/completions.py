@@ -9,14 +9,14 @@ from fastapi import APIRouter, Depends, Request, Response
 from pydantic import BaseModel
 
 from forerun.core.outputs import CompletionOutput, RequestOutput, StreamDelta, TokenLogprobs
-from forerun.errors import RequestError
+from forerun.errors import RequestError, UnknownKeyError
 from forerun.models.tokenizer import TextStream, Tokenizer
 from forerun.server.errors import ApiError
 from forerun.server.protocol import CompletionBody, reply
 from forerun.server.request_params import (
     check_length,
     check_text_length,
-    of_format,
+    in_clients_words,
     refuse_unserved,
     sampling_params,
     wanted_structure,
@@ -63,6 +63,7 @@ async def create_completion(
                 body,
                 structure=wanted_structure(body),
                 speculates=model.speculates,
+                saves_hidden_states=model.saves_hidden_states,
                 max_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else max(body.max_tokens, 1),
                 logprobs=body.logprobs,
                 prompt_logprobs=body.logprobs if body.echo else None,
@@ -72,8 +73,8 @@ async def create_completion(
             cache_salt=body.cache_salt,
         )
         return await builder.respond(request, submitting)
-    except RequestError as error:
-        raise of_format(error, body) from None
+    except (RequestError, UnknownKeyError) as error:
+        raise in_clients_words(error, body) from None
 
 
 def _check(body: CompletionBody) -> None:

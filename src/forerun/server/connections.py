@@ -18,7 +18,7 @@ except ModuleNotFoundError:  # Windows, which has no such limits
     resource = None  # type: ignore[assignment]
 
 LENGTHS = {b"content-length", b"transfer-encoding"}
-LINGER_S = 1.0  # how long a client that was refused may go on sending, unread
+LINGER_S = 1.0  # of silence, after which a client that was answered before it had sent all has read the answer
 OTHER_FILES = 256  # that are open besides connections: the model's, the process's own, and connections being closed
 
 
@@ -61,7 +61,7 @@ class Connection(H11Protocol):
         self._limits = limits
         self._arrival: asyncio.TimerHandle | None = None
         self._departure: asyncio.TimerHandle | None = None
-        self._is_refused = False
+        self._farewell: asyncio.TimerHandle | None = None  # set once nothing that comes is read any more
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait; close the connection that waits longest if there are too many."""
@@ -74,11 +74,12 @@ class Connection(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Take bytes; the first of a request start its time, the last stop it."""
-        if self._is_refused:
+        if self._farewell is not None:
+            self._linger()
             return
         self._begin_to_wait()
         super().data_received(data)
-        if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
+        if self._farewell is None and self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
             self._stop_waiting()
 
     def handle_events(self) -> None:
@@ -88,23 +89,25 @@ class Connection(H11Protocol):
         Transfer-Encoding: what follows on the connection may then be no request (RFC 9112, section 6.3).
         """
         super().handle_events()
+        if self.cycle is not None and self.cycle.transport is self.transport:
+            self.cycle.transport = AnswerTransport(self)  # type: ignore[assignment]
         if self.cycle is not None and {name for name, _ in self.cycle.scope["headers"]} >= LENGTHS:
             others = [header for header in self.headers if header[0] != b"connection"]
             self.cycle.scope["headers"] = [*others, (b"connection", b"close")]
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is no request, or has too many headers, and let the client read that before the connection closes.
-
-        A connection that is closed over bytes that nobody has read is reset, and with it goes the answer.
-        """
+        """Refuse what is no request, or has too many headers."""
         error = sys.exception()
         status = error.error_status_hint if isinstance(error, h11.RemoteProtocolError) else 400
-        self._stop_waiting()
         self._write(ApiError(status, "headers: are too large" if status == 431 else f"request: {msg}"))
-        self._is_refused = True
-        if self.transport.can_write_eof():
-            self.transport.write_eof()
-        self.loop.call_later(LINGER_S, self.transport.close)
+        self._part()
+
+    def close_answered(self) -> None:
+        """Close the connection behind its last answer, once the client can have read it."""
+        if self.conn.their_state is h11.SEND_BODY and not self.transport.is_closing():
+            self._part()
+        else:
+            self.transport.close()
 
     def on_response_complete(self) -> None:
         """Wait for the next request; its time starts with its first byte."""
@@ -132,6 +135,8 @@ class Connection(H11Protocol):
         """Stop all timers."""
         self._stop_waiting()
         self._stop_departing()
+        if self._farewell is not None:
+            self._farewell.cancel()
         super().connection_lost(exc)
 
     def end(self, reason: ApiError) -> None:
@@ -151,6 +156,22 @@ class Connection(H11Protocol):
         response = h11.Response(status_code=reason.status_code, headers=list(headers.items()))
         for event in (response, h11.Data(data=body), h11.EndOfMessage()):
             self.transport.write(self.conn.send(event) or b"")
+
+    def _part(self) -> None:
+        """Write no more, and drop what still comes, until the client closes, falls silent, or its time is over.
+
+        A connection that is closed over bytes that nobody has read is reset, and with it goes the answer.
+        """
+        self._begin_to_wait()
+        self._linger()
+        self.flow.resume_reading()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+
+    def _linger(self) -> None:
+        if self._farewell is not None:
+            self._farewell.cancel()
+        self._farewell = self.loop.call_later(LINGER_S, self.transport.close)
 
     @property
     def _is_waiting(self) -> bool:
@@ -174,3 +195,22 @@ class Connection(H11Protocol):
 
     def _give_up(self) -> None:
         self.end(ApiError(408, f"the request did not arrive within {self._limits.client_timeout:g} s; send it faster"))
+
+
+class AnswerTransport:
+    """What uvicorn writes an answer to; the connection closes it."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def write(self, data: bytes) -> None:
+        """Send bytes."""
+        self._connection.transport.write(data)
+
+    def is_closing(self) -> bool:
+        """Whether the connection is closed, or about to be."""
+        return self._connection.transport.is_closing()
+
+    def close(self) -> None:
+        """See `Connection.close_answered`."""
+        self._connection.close_answered()

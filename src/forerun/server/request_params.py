@@ -6,14 +6,17 @@ that is not served is refused, for whoever sends it relies on it.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import BaseModel
+
 from forerun.core.sampling_params import SamplingParams
 from forerun.core.structured_outputs import KINDS
-from forerun.errors import RequestError
-from forerun.server.errors import PARAM, ApiError
+from forerun.errors import ForerunError, RequestError
+from forerun.server.errors import ApiError
 from forerun.server.protocol import Body, ForerunFields, GenerationBody
 
 logger = logging.getLogger(__name__)
@@ -30,6 +33,12 @@ CONSTRAINING = ("guided", "grammar", "structural", "json_schema", "regex", "ebnf
 
 STRUCTURING = ("response_format", "structured_outputs")
 """Fields that say what the answer must match and that are served."""
+
+FORMAT_FIELDS = {"json": "json_schema.schema", "regex": "regex", "choice": "choice"}
+"""Kinds of structures -> where they stand in `response_format`; the others are all of it."""
+
+TEXTS = ("prompt", "messages", "tools", "chat_template_kwargs", "prediction")
+"""Fields whose texts are made into tokens."""
 
 UNSERVED = {
     "add_special_tokens": "the chat template writes them",
@@ -58,12 +67,14 @@ MEANINGLESS: tuple[Any, ...] = (None, False, [], {}, "none")
 """Values that ask for nothing."""
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "guided_json": (None,),  # {} is the schema of any JSON
+    "json_schema": (None,),
     "modalities": (*MEANINGLESS, ["text"]),
     "prompt_logprobs": (None,),
     "spaces_between_special_tokens": (None, True),
     "web_search_options": (None,),
 }
-"""Fields of `UNSERVED` -> the values that ask for nothing, where these are not `MEANINGLESS`."""
+"""Fields that are refused -> the values that ask for nothing, where these are not `MEANINGLESS`."""
 
 MOST_WARNINGS = 100
 TOO_LONG = "context_length_exceeded"  # OpenAI's code
@@ -94,11 +105,12 @@ def refuse_unserved(body: Body) -> None:
 def wanted_structure(body: Body) -> Mapping[str, Any] | None:
     """What `SamplingParams.structured_outputs` takes, from OpenAI's `response_format` or vLLM's `structured_outputs`.
 
+    A `response_format` of type 'text' asks for nothing.
+
     Raises:
         ApiError: 400, both are given, or one is not what it may be.
     """
-    extra = body.model_extra or {}
-    given = {name: extra[name] for name in STRUCTURING if extra.get(name) is not None}
+    given = _given_structures(body)
     if len(given) > 1:
         raise ApiError(
             400, "response_format: is given with structured_outputs; leave one of them out", param="response_format"
@@ -113,19 +125,51 @@ def wanted_structure(body: Body) -> Mapping[str, Any] | None:
     return _of_format(given["response_format"]) if given else None
 
 
-def of_format(error: RequestError, body: Body) -> RequestError:
-    """The error with `response_format` as its subject, where it is about a structure that came from there."""
-    named = PARAM.match(str(error))
-    is_from_there = (body.model_extra or {}).get("response_format") is not None
-    if is_from_there and named is not None and named.group(1) in KINDS:
-        return RequestError(f"response_format: {error}")
+def _given_structures(body: Body) -> dict[str, Any]:
+    """The fields of `STRUCTURING` that ask for something."""
+    given = {name: value for name, value in (body.model_extra or {}).items() if name in STRUCTURING}
+    wanted = given.get("response_format")
+    if isinstance(wanted, Mapping) and wanted.get("type") == "text":
+        del given["response_format"]
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def in_clients_words(error: ForerunError, body: Body, *, has_tools: bool = False) -> ForerunError:
+    """The error with the field's name as the client wrote it, where the engine calls it otherwise.
+
+    `has_tools`: what the text must match was made of tools.
+    """
+    message = str(error)
+    subject, _, rest = message.partition(": ")
+    has_format = "response_format" in _given_structures(body)
+    source = "tools" if has_tools else "response_format" if has_format else "structured_outputs"
+    if subject in (*KINDS, "disable_any_whitespace", "whitespace_pattern"):
+        place = "" if has_tools else FORMAT_FIELDS.get(subject, "") if has_format else subject
+        return RequestError(f"{'.'.join(filter(None, (source, place)))}: {rest}")
+    if subject == "StructuredOutputs":
+        return RequestError(f"structured_outputs: {rest}")
+    if subject in ("structured_outputs", "ignore_eos"):
+        return RequestError(message.replace("structured_outputs", source, 1))
+    if subject in ("include_output_tokens", "hidden_states_path"):
+        return RequestError(f"kv_transfer_params.{message}")
+    if subject == "text":
+        return RequestError(f"{_field_of_half_characters(body)}: {rest}")
     return error
+
+
+def _field_of_half_characters(body: Body) -> str:
+    """The first field that no tokenizer takes, as it holds half of a surrogate pair."""
+    given = {name: value for name in TEXTS if (value := getattr(body, name, None)) is not None}
+    for name, value in given.items():
+        try:
+            json.dumps(value, ensure_ascii=False, default=BaseModel.model_dump).encode()
+        except UnicodeEncodeError:
+            return name
+    return next(iter(given))
 
 
 def _of_format(wanted: Any) -> Mapping[str, Any] | None:
     kind = wanted.get("type") if isinstance(wanted, Mapping) else wanted
-    if isinstance(wanted, Mapping) and kind == "text":
-        return None
     if isinstance(wanted, Mapping) and kind == "json_object":
         if wanted.get("schema") is not None:
             raise ApiError(
@@ -163,7 +207,12 @@ def _warn_once(name: str) -> None:
 
 
 def sampling_params(
-    body: GenerationBody, *, structure: Mapping[str, Any] | None, speculates: bool, **more: Any
+    body: GenerationBody,
+    *,
+    structure: Mapping[str, Any] | None,
+    speculates: bool,
+    saves_hidden_states: bool,
+    **more: Any,
 ) -> SamplingParams:
     """How a request is sampled; `more` are the fields that the two endpoints name differently.
 
@@ -180,6 +229,13 @@ def sampling_params(
     if body.stream_options is not None and not body.stream:
         raise ApiError(
             400, "stream_options: is given without stream; set stream to true, or leave it out", param="stream_options"
+        )
+    if body.kv_transfer_params and not saves_hidden_states:
+        raise ApiError(
+            400,
+            "kv_transfer_params: is given, but this server saves no hidden states; leave it out, or start the server with "
+            "--kv-transfer-config and method 'extract_hidden_states'",
+            param="kv_transfer_params",
         )
     given = {name: value for name in SAME_NAME if (value := getattr(body, name)) is not None}
     return SamplingParams(

@@ -164,7 +164,7 @@ class ResponseBuilder(ABC):
         if self._body.return_token_ids:
             choice["token_ids"] = completion.token_ids
         if self._wants_origins:
-            choice["forerun"] = joined(origins[choice["index"]])
+            choice["forerun"] = joined(origins[choice["index"]] if completion.token_ids else ())
         return choice
 
     async def _events(self, submission: Submission) -> AsyncGenerator[bytes, None]:

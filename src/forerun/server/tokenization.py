@@ -8,10 +8,11 @@ from fastapi import APIRouter, Depends
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Discriminator, Tag
 
+from forerun.errors import RequestError
 from forerun.models.tools import conversation
 from forerun.server.errors import ApiError
 from forerun.server.protocol import ConversationBody, DetokenizeBody, TokenizeChatBody, TokenizeTextBody, reply
-from forerun.server.request_params import refuse_unserved
+from forerun.server.request_params import in_clients_words, refuse_unserved
 from forerun.server.served_model import ServedModel, served_model
 from forerun.server.tool_use import offered
 
@@ -66,7 +67,10 @@ async def tokenize(body: TokenizeBody, model: Annotated[ServedModel, Depends(ser
             {"count": len(token_ids), "max_model_len": length, "tokens": token_ids, "token_strs": texts}
         )
 
-    return await model.in_thread(answer)
+    try:
+        return await model.in_thread(answer)
+    except RequestError as error:
+        raise in_clients_words(error, body) from None
 
 
 @router.post("/detokenize", responses=reply(Text))
