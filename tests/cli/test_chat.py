@@ -149,6 +149,12 @@ def test_answer_cut_by_max_tokens_says_so(capsys: pytest.CaptureFixture[str]) ->
     assert "[cut at --max-tokens 20]" in capsys.readouterr().out
 
 
+def test_answer_cut_by_the_context_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    llm = FakeLLM(finish_reason="length")
+    Conversation(llm, SamplingParams(max_tokens=None)).run(typed(["hello"]))  # type: ignore[arg-type]
+    assert "[cut: the context is full]" in capsys.readouterr().out
+
+
 def test_command_reads_standard_input(loader: FakeLoader, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("builtins.input", lambda prompt: typed(["/exit"])())
     assert main(["chat", "m", "--system", "Be brief.", "--max-tokens", "5"]) == 0

@@ -106,6 +106,32 @@ def test_prune_says_what_it_removes_and_why(packed: Path, capsys: pytest.Capture
     assert last == f"0 bytes of packed weights are left in {packed.parent}"
 
 
+@pytest.mark.parametrize("below", ["", "cache"])
+@pytest.mark.parametrize("command", ["list", "prune"])
+def test_a_cache_folder_that_is_a_file_is_named(
+    command: str, below: str, cache: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = cache / "file"
+    file.write_text("")
+    monkeypatch.setenv("FORERUN_CACHE", str(file / below))
+    assert main(["models", command]) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err == (
+        f"error: cache folder {file / below} cannot be used: {file} is not a folder; "
+        "set FORERUN_CACHE to a folder that you may write\n"
+    )
+
+
+@pytest.mark.parametrize("command", ["list", "prune"])
+def test_a_cache_folder_that_is_not_there_yet_is_empty(
+    command: str, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORERUN_CACHE", str(cache / "one" / "two"))
+    assert main(["models", command]) == 0
+    assert list(cache.iterdir()) == []
+
+
 def test_prune_as_json_is_one_line(packed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["models", "prune", "--all", "--json"]) == 0
     output = capsys.readouterr().out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 from typing import Any
 
@@ -123,6 +124,17 @@ def test_sampling_options_become_sampling_params(loader: FakeLoader) -> None:
         ]
     )
     assert loader.llm.params == [SamplingParams(max_tokens=9, temperature=0.5, top_p=0.9, stop=["a", "b"])]
+
+
+@pytest.mark.parametrize("command", [["generate", "m", "p"], ["chat", "m"]])
+def test_what_the_refusal_of_max_tokens_advises_is_taken(
+    command: list[str], loader: FakeLoader, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("p\n"))
+    assert main([*command, "--max-tokens", "0"]) == 2
+    assert "max_tokens: got 0; must be an integer of 1 or more, or None for as many as fit" in capsys.readouterr().err
+    assert main([*command, "--max-tokens", "None"]) == 0
+    assert loader.llm.params == [SamplingParams(max_tokens=None, temperature=0.0)]
 
 
 def test_sampling_options_are_greedy_and_otherwise_the_defaults() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import threading
 import time
 
@@ -18,6 +19,15 @@ from tests.native import needs_kernels
 
 HEAVY = {"regex": "[x-z]{3}" + "(.?a?)" * 300 + "(.?b?)" * 300}
 """Takes more work than a grammar may after three characters."""
+
+
+SPECIAL = {0, 1, 2}
+"""Tokens of the tiny tokenizer that spell no text."""
+
+
+def spelled(text):
+    """Token ids of a text, none of them special."""
+    return [token_id for part in re.split(r"(?<=<)", text) for token_id in encode(part)]
 
 
 def allowed(grammar, output_ids, path=()):
@@ -109,6 +119,58 @@ def test_what_must_come_is_forced():
     assert grammar.forced(encode("yes ")) == []
     assert grammar.forced(encode("yes s")) == encode("ir")
     assert grammar.forced(encode("yes sir")) == []
+
+
+QUOTED = {"type": "object", "properties": {"<|im_end|>": {"const": "<|im_start|>"}}, "required": ["<|im_end|>"]}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "text"),
+    [
+        ({"choice": ["<|im_end|>"]}, "<|im_end|>"),
+        ({"choice": ["a<|im_start|>b", "a<|im_start|>c"]}, "a<|im_start|>b"),
+        ({"choice": ["né<|im_end|>né"]}, "né<|im_end|>né"),
+        ({"regex": r"<\|im_start\|>"}, "<|im_start|>"),
+        ({"regex": r"[ab]<\|im_start\|>{2}"}, "a<|im_start|>>"),
+        ({"json": QUOTED | {"additionalProperties": False}}, '{"<|im_end|>": "<|im_start|>"}'),
+        ({"grammar": 'start: "<|im_end|>"'}, "<|im_end|>"),
+        ({"grammar": 'root ::= "<|im_start|>"'}, "<|im_start|>"),
+        (
+            {
+                "structural_tag": {
+                    "type": "structural_tag",
+                    "format": {"type": "regex", "pattern": r"<\|im_start\|>"},
+                }
+            },
+            "<|im_start|>",
+        ),
+    ],
+)
+def test_ordinary_tokens_spell_the_text_of_a_special_one(wanted, text):
+    grammar, token_ids = begin(**wanted), spelled(text)
+    for place, token_id in enumerate(token_ids):
+        following = allowed(grammar, token_ids[:place])
+        assert token_id in following
+        assert SPECIAL.isdisjoint(following)
+        assert SPECIAL.isdisjoint(grammar.forced(token_ids[:place]))
+        assert allowed(begin(**wanted), [], token_ids[:place]) == following
+    assert allowed(grammar, token_ids) == [EOS]
+
+
+def test_a_special_token_that_is_meant_is_the_token():
+    tag = {"type": "const_string", "value": "<|im_start|>a"}
+    grammar = begin(structural_tag={"type": "structural_tag", "format": tag})
+    assert allowed(grammar, []) == encode("<|im_start|>")
+    assert grammar.forced([]) == encode("<|im_start|>a")
+
+
+@needs_kernels
+@pytest.mark.parametrize("config", [None, {"method": "ngram", "num_speculative_tokens": 4}], ids=["plain", "drafts"])
+def test_a_text_that_spells_a_special_token_is_written_whole(config):
+    wanted = SamplingParams(temperature=0, max_tokens=40, structured_outputs={"choice": ["<|im_start|>, <|im_end|>"]})
+    (output,) = tiny_llm(config, target=text_target()).generate([encode("xyz xyz")], wanted, use_tqdm=False)
+    assert (output.error, output.outputs[0].finish_reason) == (None, "stop")
+    assert output.outputs[0].text == "<|im_start|>, <|im_end|>"
 
 
 def write(grammar, output_ids):

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections import namedtuple
+from pathlib import Path
 
 import pytest
 import torch
@@ -297,6 +298,16 @@ def test_a_disk_that_is_nearly_full_is_not_filled(cache, source, caplog, monkeyp
     keep(cache, source)
     assert not cache.folder.exists()
     assert len(caplog.records) == 1
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder in which nobody can make one")
+@pytest.mark.parametrize("folder", ["/proc/forerun/packed", "/proc"])
+def test_a_folder_that_cannot_be_made_or_written_is_no_full_disk(folder, source, caplog):
+    keep(PackedCache(folder=Path(folder), most_bytes=1 << 30, least_bytes=0), source)
+    (record,) = caplog.records
+    assert f"{folder} cannot be made or written (/proc: " in record.getMessage()
+    assert "set FORERUN_CACHE to a folder" in record.getMessage()
+    assert "free" not in record.getMessage()
 
 
 @pytest.mark.parametrize(

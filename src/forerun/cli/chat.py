@@ -146,7 +146,10 @@ class Conversation:
         """A note after an answer that was stopped or cut off."""
         if answer.finish_reason is None:
             return " [stopped]"
-        return f" [cut at --max-tokens {self._params.max_tokens}]" if answer.finish_reason == "length" else ""
+        if answer.finish_reason != "length":
+            return ""
+        most = self._params.max_tokens
+        return " [cut: the context is full]" if most is None else f" [cut at --max-tokens {most}]"
 
     def _reset(self) -> None:
         self.messages = list(self._opening)

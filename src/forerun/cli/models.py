@@ -47,6 +47,7 @@ def list_models(*, json_output: JsonFlag = False) -> None:
     Args:
         json_output: Print one line of JSON for machines, and nothing else, on standard output.
     """
+    store.check_cache_folder()
     rows = store.list_models()
     if json_output:
         print(json.dumps({"models": [_as_json(row) for row in rows]}))
@@ -84,6 +85,7 @@ def prune(
     """
     from forerun.models.packed_cache import PackedCache  # torch: only when it is needed
 
+    store.check_cache_folder()
     cache = PackedCache.of_environment()
     try:
         removed, left = cache.prune(everything=everything), cache.num_bytes

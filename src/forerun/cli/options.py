@@ -194,8 +194,8 @@ class EngineOptions:
 class SamplingOptions:
     """How tokens are chosen: fields of `SamplingParams`."""
 
-    max_tokens: int = 256
-    """Tokens to write, at most."""
+    max_tokens: int | None = 256
+    """Tokens to write, at most; None for as many as fit."""
     temperature: float = 0.0
     """0 always takes the most likely token; 1 samples from the model's own distribution."""
     top_p: float = 1.0

@@ -6,11 +6,14 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
+from numpy.typing import NDArray
 
 from forerun.core.structured_outputs import StructuredOutputs
 from forerun.errors import RequestError
@@ -29,6 +32,9 @@ MATCHER_LIMITS = {
 NO_FORCING = '%llguidance {"no_forcing": true}'
 """The last word of a user's grammar: llguidance follows bytes that must come as far as they go, with no limit, and after
 `start: /b+/ "b"` they go on for ever, as the terminal takes each of them."""
+
+SPECIAL_MARKER = b"\xff"
+"""Before the name of a special token, among the bytes that must come."""
 
 SANDBOX_TIMEOUT_S = 30.0  # the sandbox limits its own CPU time; this is for a machine that gives it none
 MAX_COMPLAINT = 300  # characters of llguidance's message that are repeated
@@ -71,7 +77,7 @@ class Compiler:
         """
         source = self._source(wanted)
         _check_in_sandbox(source, wanted.kind)
-        compiled = CompiledGrammar(source, self._tokenizer)
+        compiled = CompiledGrammar(source, self._tokenizer, special_ids=self._special_tokens.values())
         first = compiled.shared_matcher()
         first.compute_bitmask()
         if first.is_error():
@@ -105,12 +111,18 @@ class CompiledGrammar:
 
     Shared matchers share what they learn about the grammar's lexer, and with it the limit on that.
     `is_exhausted` says that the limit was met: shared matchers are then of no use any more.
+
+    Args:
+        source: the grammar in llguidance's own form.
+        tokenizer: of the text.
+        special_ids: its special tokens.
     """
 
-    def __init__(self, source: str, tokenizer: LLTokenizer) -> None:
+    def __init__(self, source: str, tokenizer: LLTokenizer, *, special_ids: Iterable[int]) -> None:
         self.is_exhausted = False
         self._source = source
         self._tokenizer = tokenizer
+        self._special_ids = np.fromiter(special_ids, dtype=np.int64)
         self._first = self._compile()
 
     def shared_matcher(self) -> LLMatcher:
@@ -124,6 +136,20 @@ class CompiledGrammar:
         """
         self.is_exhausted = True
         return _private_compiler.submit(self._compile)
+
+    def spelling(self, matcher: LLMatcher, bits: NDArray[np.uint8]) -> int | None:
+        """Return the ordinary token that begins the text where `bits`, the mask, has a special token for its spelling, else None.
+
+        Where only one text can follow, llguidance allows the first token that the tokenizer makes of it. That is a special
+        token where the text spells one, which the matcher then refuses; the bytes of one that is meant begin with a marker.
+        """
+        ids = self._special_ids
+        if not (bits[ids >> 3] >> (ids & 7) & 1).any():
+            return None
+        text = matcher.compute_ff_bytes()
+        if not text or text.startswith(SPECIAL_MARKER):
+            return None
+        return self._tokenizer.greedy_tokenize(text.decode(errors="ignore"))[0]
 
     def _compile(self) -> LLMatcher:
         limits = LLParserLimits(verbose_errors=False, **MATCHER_LIMITS)  # type: ignore[arg-type]

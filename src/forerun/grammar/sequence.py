@@ -86,7 +86,8 @@ class SequenceGrammar:
         if not self.takes_drafts or not self._go_to(output_ids, ()):
             return []
         token_ids = self._matcher.compute_ff_tokens()
-        return [] if self._matcher.is_error() else token_ids
+        num_possible = self._matcher.validate_tokens(token_ids)  # not a special token whose text is to be spelled
+        return [] if self._matcher.is_error() else token_ids[:num_possible]
 
     def _mask(self, output_ids: Sequence[int], path: Sequence[int]) -> Tensor:
         is_possible = self._go_to(output_ids, path)
@@ -95,6 +96,9 @@ class SequenceGrammar:
         vocab_size = len(self._eos_mask)
         if not is_possible:
             return torch.zeros(vocab_size, dtype=torch.bool)
+        spelling = self._compiled.spelling(self._matcher, bits)
+        if spelling is not None:
+            return torch.arange(vocab_size) == spelling
         mask = torch.from_numpy(np.unpackbits(bits, count=vocab_size, bitorder="little")).view(torch.bool)
         return mask if self._matcher.is_accepting() else mask & ~self._eos_mask
 

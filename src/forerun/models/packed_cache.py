@@ -19,6 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import IO, Any
 
 from torch import Tensor
@@ -176,6 +177,14 @@ class PackedCache:
         free = shutil.disk_usage(folder).free
         if free >= num_bytes + SPARE_BYTES:
             return True
+        if (refusal := _refusal(folder)) is not None:  # a disk that takes no files has no room either
+            logger.log(
+                log_level,
+                "packed weights are not kept, so the next start packs them again: %s cannot be made or written (%s: %s); "
+                "set FORERUN_CACHE to a folder with space that you may write, or turn the cache off with %s=0",
+                *(self.folder, folder, refusal, PACKED_CACHE_VARIABLE),
+            )
+            return False
         logger.log(
             log_level,
             "packed weights are not kept, so the next start packs them again: they take about %.3g GB, and %s has only "
@@ -219,6 +228,15 @@ def _open(path: Path, key: Mapping[str, Any], read: Callable[[IO[bytes]], Tensor
     with suppress(OSError):  # a folder that may only be read
         os.utime(path)
     return found
+
+
+def _refusal(folder: Path) -> str | None:
+    """Why nothing can be written to a folder; None if it can."""
+    try:
+        TemporaryFile(dir=folder).close()
+    except OSError as error:
+        return error.strerror
+    return None
 
 
 def _status(path: Path) -> os.stat_result | None:

@@ -121,6 +121,20 @@ def cache_folder() -> Path:
     return Path.home() / ".cache" / "forerun"
 
 
+def check_cache_folder() -> None:
+    """Refuse a cache folder that is a file, or would be in one; a folder that is not there yet is none of them.
+
+    Raises:
+        ModelError: it is.
+    """
+    cache = cache_folder()
+    there = next((path for path in (cache, *cache.parents) if os.path.exists(path)), None)
+    if there is not None and not os.path.isdir(there):
+        raise ModelError(
+            f"cache folder {cache} cannot be used: {there} is not a folder; set FORERUN_CACHE to a folder that you may write"
+        )
+
+
 def convert_checkpoint(gguf: Path, folder: Path) -> None:
     """Convert a GGUF file into a folder of bf16 safetensors, configuration and tokenizer."""
     import torch  # here: importing torch takes a second, and most commands pull nothing
