@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 import yaml
 
+from forerun.cli.app import main
 from forerun.cli.emit import emit
 from forerun.errors import ConfigError
 from tests.plan.emit.plans import PLAN
@@ -85,3 +86,36 @@ def test_a_plan_that_misses_its_sla_is_emitted_with_a_note(tmp_path, capsys):
     written = capsys.readouterr()
     assert "does not meet its SLA" in written.err
     assert "services" in written.out
+
+
+@pytest.mark.parametrize("system", ["forerun", "vllm", "sglang", "trtllm"])
+def test_an_image_is_refused_where_no_file_names_one(system, tmp_path):
+    replace(PLAN, model="org/name").save(tmp_path)
+    with pytest.raises(
+        ConfigError, match=r"files for \w+ name no container image; those for compose, kubernetes, dynamo"
+    ):
+        run("--plan", str(tmp_path), "--to", system, "--image", "registry/own:1")
+
+
+@pytest.mark.parametrize("system", ["compose", "kubernetes", "ray"])
+def test_an_image_is_named_where_a_file_has_one(system, tmp_path, capsys):
+    replace(PLAN, model="org/name").save(tmp_path)
+    run("--plan", str(tmp_path), "--to", system, "--image", "registry/own:1")
+    assert "registry/own:1" in capsys.readouterr().out
+
+
+def test_a_damaged_plan_is_one_line_that_names_file_and_field(tmp_path, capsys):
+    path = PLAN.save(tmp_path)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"sla": {"ttft_ms": "soon"}}))
+    assert main(["emit", "--plan", str(tmp_path), "--to", "compose"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{path}: plan: sla: got ttft_ms='soon'; must be a finite number or null: plan again" in line
+
+
+@pytest.mark.parametrize("schedule", [None, "x", [[1, 2]], [[1, 4, "x"]]])
+def test_a_damaged_schedule_of_draft_lengths_is_one_line(schedule, tmp_path):
+    name = "num_speculative_tokens_per_batch_size"
+    config = {"method": "ngram", "num_speculative_tokens": 4, name: schedule}
+    replace(PLAN, model="org/name", speculative_config=config).save(tmp_path)
+    with pytest.raises(ConfigError, match=f"speculative_config: got {name}.*; must .*: give another with"):
+        run("--plan", str(tmp_path), "--to", "vllm")

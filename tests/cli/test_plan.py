@@ -197,6 +197,19 @@ def test_a_day_is_drawn(folder, trace, tmp_path):
         ((*SLA, *LOAD, "--confirm", "--seed", -1), "seed: got -1; must be 0 or more"),
         ((*SLA, *LOAD, "--interval", 60), "given without --replay"),
         ((*SLA, *LOAD, "--period", 60), "given without --replay"),
+        (
+            (*SLA, *LOAD, "--predictor", "kalman"),
+            "predictor: given without --replay, to whose day of traffic it applies",
+        ),
+        ((*SLA, *LOAD, "--predictor", "constant"), "predictor: given without --replay"),
+        (
+            (*SLA, *LOAD, "--transfer-seconds", 0.01),
+            "transfer_seconds: got 0.01 with --layout aggregated, where nothing is handed over; it applies to --layout",
+        ),
+        (
+            (*SLA, *LOAD, "--transfer-gigabytes-per-second", 5),
+            "transfer_gigabytes_per_second: got 5 with --layout aggr",
+        ),
         ((*SLA, *LOAD, "--observed", "x.json", "--time-factor", 1.1), "contradicts --time-factor"),
         ((*SLA, *LOAD, "--observed-config", "suffix"), "given without --observed"),
         ((*SLA, *LOAD, "--observed", "nothing.json"), "give the result of a load test"),
@@ -227,6 +240,23 @@ def test_what_is_wrong_with_a_day_is_said(folder, trace, options, said, capsys):
 def test_a_predictor_that_there_is_not_is_refused(folder, trace, capsys):
     assert run(folder, *SLA, "--replay", trace, "--predictor", "lstm") == 2
     assert "must be one of constant, ar" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("options", [("--prompt-class", "chat"), ("--confidence", 0.9)])
+def test_what_narrows_acceptance_is_refused_where_nothing_drafts(tmp_path, options, capsys):
+    replace(fake_profile(), configs={}, drafting={}, acceptance={}).save(tmp_path)
+    assert run(tmp_path, *SLA, *LOAD) == 0
+    capsys.readouterr()
+    assert run(tmp_path, *SLA, *LOAD, *options) == 2
+    assert "the profile has no configuration of drafts, to whose acceptance it applies" in capsys.readouterr().err
+
+
+def test_handing_over_takes_its_time_where_engines_may_be_apart(folder, capsys):
+    def time_per_token(*options):
+        assert run(folder, *SLA, *LOAD, "--layout", "disaggregated", "--json", *options) == 0
+        return json.loads(capsys.readouterr().out)["predicted"]["tpot_mean_ms"]
+
+    assert time_per_token("--transfer-seconds", 0.1) > time_per_token() + 1.0
 
 
 def test_a_folder_without_a_profile_is_refused(tmp_path, capsys):

@@ -155,6 +155,10 @@ def test_rates_may_change(folder, capsys, arrivals):
         ((*LOAD, "--max-num-batched-tokens", -5), "max_num_batched_tokens: got -5; must be at least max_num_seqs (8)"),
         ((*LOAD, "--max-num-seqs", 200), "max_num_batched_tokens: got 128; must be at least max_num_seqs (200)"),
         ((*LOAD, "--transfer-seconds", 1), "nothing is handed over without --prefill-replicas"),
+        (
+            (*LOAD, "--prompt-class", "chat"),
+            "prompt_class: got 'chat' with --config plain, which drafts nothing; it applies",
+        ),
         ((*LOAD, "--sla", "ttft=0s"), "ttft=0"),
         ((*LOAD, "--save-chunks"), "save_chunks: given without save_result"),
         ((*LOAD, "--save-result", "/nowhere/x.json"), "save_result: cannot write"),
@@ -181,6 +185,24 @@ def test_steps_beyond_what_was_measured_are_said(tmp_path, capsys):
     assert [(one[2], int(one[3])) for one in said] == [("rows", 16), ("sequences", 16), ("tokens of context", 1024)]
     assert all(int(one[1]) > int(one[3]) for one in said)
     assert all(one in shown.err for one in beyond)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--arrivals", "day"), "30 requests are 0.0% of those of a day, which begins at its lowest rate"),
+        (("--arrivals", "day", "--day-seconds", 6), "give --num-requests 60, or a smaller --day-seconds"),
+        (("--arrivals", "bursts"), "30 requests are 5.0% of those of the time from one burst to the next"),
+        (("--arrivals", "day", "--day-seconds", 3), None),
+        (("--arrivals", "bursts", "--burst-every", 3, "--burst-length", 1), None),
+    ],
+)
+def test_requests_that_end_before_the_rate_has_had_its_round_are_said(folder, capsys, options, said):
+    assert run(folder, *LOAD, *options, "--json") == 0
+    shown = capsys.readouterr()
+    warnings = [one for one in json.loads(shown.out)["warnings"] if one.startswith("arrivals: ")]
+    assert len(warnings) == (said is not None)
+    assert all(said in one and one in shown.err for one in warnings)
 
 
 def test_a_seed_below_zero_is_refused(folder, capsys):

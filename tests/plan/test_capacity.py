@@ -262,3 +262,32 @@ def test_an_answer_of_one_token_has_no_time_per_token() -> None:
     assert at.tpot.mean[0] == 0.0
     assert at.attainment(Sla(tpot=1e-6))[0] == 1.0
     assert at.e2el.mean[0] == pytest.approx(at.ttft.mean[0])
+
+
+@pytest.mark.parametrize("num_engines", [1.0, 4.0])
+@pytest.mark.parametrize(
+    ("load", "limits"),
+    [
+        (LOAD, {}),
+        (replace(LOAD, isl=1500, isl_cv=1.0, cv=2.0), {}),
+        (replace(LOAD, isl=1000), {"max_num_batched_tokens": 128}),
+        (replace(LOAD, osl=1), {}),
+    ],
+)
+def test_utilization_rises_with_the_load_and_is_1_where_the_engine_cannot_keep_up(
+    load: Load, limits: dict[str, int], num_engines: float
+) -> None:
+    engine = engine_model(**limits)
+    at = predict(
+        engine, policy_of(engine, load, None, 0), load, np.geomspace(0.01, 500.0, 200), num_engines=num_engines
+    )
+    assert (np.diff(at.utilization) > 0.0).all()
+    assert ((at.utilization < 1.0) == at.is_stable).all()
+
+
+def test_utilization_is_the_load_over_the_most_that_can_be_served() -> None:
+    engine = engine_model()
+    rates = np.geomspace(0.01, 500.0, 200)
+    at = predict(engine, policy_of(engine, LOAD, None, 0), LOAD, rates)
+    most = rates[at.is_stable].max()
+    assert (at.utilization / rates)[rates < 100.0] == pytest.approx(1.0 / most, rel=0.06)

@@ -21,7 +21,7 @@ PLAN = replace(
     warnings=("one",),
 )
 
-ENGINE = PLAN.to_json()["engine"]
+ENGINE, LOAD = (PLAN.to_json()[name] for name in ("engine", "load"))
 
 
 def test_a_plan_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -70,9 +70,27 @@ replace(DeploymentPlan.load_file(folder), model="Mod\\xe8le").save(folder)
         ({"layout": "apart"}, "must be aggregated or disaggregated"),
         ({"replica": 1}, "did you mean 'replicas'"),
         ({"engine": {"max_num_seq": 1}}, "did you mean 'max_num_seqs'"),
-        ({"engine": {"max_num_seqs": 1}}, "missing"),
+        (
+            {"engine": {"max_num_seqs": 1}},
+            "plan: engine: lacks max_num_batched_tokens, max_model_len, block_size, dtype",
+        ),
         ({"load": {"rate": 1}}, "isl, osl missing"),
-        ({"sla": []}, "a key is missing or of another type"),
+        ({"load": None}, "got load=None; must be an object"),
+        ({"load": LOAD | {"isl": "many"}}, "plan: load: got isl='many'; must be a finite number: plan again"),
+        ({"load": LOAD | {"osl": float("nan")}}, "got osl=nan; must be a finite number"),
+        ({"load": LOAD | {"rate": 10**400}}, "got rate=1000.*; must be a finite number"),
+        ({"sla": []}, r"got sla=\[\]; must be an object"),
+        ({"sla": {"ttft_ms": "500"}}, "plan: sla: got ttft_ms='500'; must be a finite number or null"),
+        ({"sla": {"ttft_ms": 500, "attainment": None}}, "got attainment=None; must be a finite number: plan again"),
+        ({"profile": {"kernels": 5}}, "plan: profile: got kernels=5; must be a text"),
+        (
+            {"acceptance": {"conditional_accept_rates": 0.5}},
+            "got conditional_accept_rates=0.5; must be a list: plan again",
+        ),
+        (
+            {"acceptance": {"conditional_accept_rates": ["x"]}},
+            r"got conditional_accept_rates=\['x'\]; must be a list of",
+        ),
         ({"engine": None}, "got engine=None; must be an object"),
         ({"engine": ENGINE | {"max_num_seqs": 0}}, "got max_num_seqs=0; must be a whole number, at least 1"),
         ({"engine": ENGINE | {"tensor_parallel_size": "2"}}, "got tensor_parallel_size='2'"),
@@ -94,7 +112,16 @@ replace(DeploymentPlan.load_file(folder), model="Mod\\xe8le").save(folder)
 def test_a_plan_that_cannot_be_is_refused(tmp_path: Path, change: dict[str, object], said: str) -> None:
     file = tmp_path / "plan.json"
     file.write_text(json.dumps(PLAN.to_json() | change))
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=said) as caught:
+        DeploymentPlan.load_file(file)
+    assert str(caught.value).startswith(f"{file}: ")
+
+
+@pytest.mark.parametrize("key", ["model", "profile", "load", "sla", "feasible", "layout", "replicas", "engine"])
+def test_a_plan_that_lacks_a_key_names_it(tmp_path: Path, key: str) -> None:
+    file = tmp_path / "plan.json"
+    file.write_text(json.dumps({name: value for name, value in PLAN.to_json().items() if name != key}))
+    with pytest.raises(ConfigError, match=f"plan: lacks {key}; plan again"):
         DeploymentPlan.load_file(file)
 
 

@@ -14,6 +14,8 @@ from forerun.errors import ConfigError
 from forerun.plan.profile import PROFILE_FILE, SCHEDULE, SERVERS_KERNELS, Profile, missing_points
 from tests.plan.profiles import fake_profile, random_trace
 
+CONFIGS = fake_profile().configs
+
 
 def test_a_profile_comes_back_from_its_folder(tmp_path: Path) -> None:
     saved = fake_profile(tmp_path)
@@ -77,12 +79,46 @@ def _leave_out(folder: Path, key: str) -> None:
         ({"configs": {}}, "which is no profiled configuration"),
         ({"unheard_of": 1}, "unheard_of"),
         ({"step_times": {}}, "step times: the record is damaged"),
+        ({"step_times": []}, r"got step_times=\[\]; must be an object"),
+        ({"configs": None}, "got configs=None; must be an object"),
+        ({"configs": CONFIGS | {"suffix": []}}, r"profile: configs: got suffix=\[\]; must be an object: profile again"),
+        ({"configs": CONFIGS | {"suffix": {"method": 5}}}, "configs: suffix: got method=5; must be a text"),
+        (
+            {"configs": CONFIGS | {"suffix": {"method": "suffix", "num_speculative_tokens": None}}},
+            "configs: suffix: got num_speculative_tokens=None; must be a whole number, at least 0",
+        ),
+        ({"configs": CONFIGS | {"suffix": {"method": "suffix", SCHEDULE: "x"}}}, f"got {SCHEDULE}='x'; must be a list"),
+        (
+            {"configs": CONFIGS | {"suffix": {"method": "suffix", SCHEDULE: [[1, 2]]}}},
+            rf"got {SCHEDULE} with \[1, 2\]; must have a list of three whole numbers there",
+        ),
+        ({"kernel_settings": 5}, "got kernel_settings=5; must be an object"),
+        ({"kernel_settings": None}, "got kernel_settings=None; must be an object"),
+        ({"conditions": "x"}, "got conditions='x'; must be an object"),
+        ({"drafting": []}, r"got drafting=\[\]; must be an object"),
+        ({"acceptance": {"suffix": 5}}, "profile: acceptance: got suffix=5; must be an object"),
+        ({"served_steps": None}, "got served_steps=None; must be an object"),
+        ({"traces": {"suffix": 5}}, "profile: traces: got suffix=5; must be a text"),
+        ({"drafter_block_bytes": {"suffix": "x"}}, "drafter_block_bytes: got suffix='x'; must be a whole number"),
+        ({"kv_cache_memory_bytes": 0.5}, "got kv_cache_memory_bytes=0.5; must be a whole number"),
+        ({"model": None}, "got model=None; must be a text"),
+        ({"quantization": 8}, "got quantization=8; must be a text or null"),
+        ({"device": "tpu"}, "got device='tpu'; must be cpu, cuda or null"),
+        ({"has_plain_steps": "yes"}, "got has_plain_steps='yes'; must be true or false"),
     ],
 )
 def test_a_damaged_profile_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     fake_profile(tmp_path)
     _change(tmp_path, **changes)
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        Profile.load(tmp_path)
+    assert str(tmp_path / PROFILE_FILE) in str(caught.value)
+
+
+def test_a_file_that_is_no_object_is_refused(tmp_path: Path) -> None:
+    fake_profile(tmp_path)
+    (tmp_path / PROFILE_FILE).write_text("[]")
+    with pytest.raises(ConfigError, match=r"got \[\]; must be an object: profile again"):
         Profile.load(tmp_path)
 
 

@@ -48,7 +48,7 @@ def emit(
             an error. Without it they are printed.
         profile: The folder of "forerun profile", whose measured latencies Dynamo's planner reads, and whose memory servers get.
         model: The model's name there, where it is not the plan's: a folder or a hub id org/name.
-        image: The container image, instead of the usual one.
+        image: The container image, instead of the usual one, for compose, kubernetes, dynamo and ray.
         speculative_config: Speculation instead of the plan's, JSON or key by key, for a system that lacks its method.
         no_speculation: Plain decoding instead of the plan's speculation.
 

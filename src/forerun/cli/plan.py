@@ -119,7 +119,7 @@ def plan(
                 known, answer.plan, days, requests, wanted, options, seed=confirmation.seed, progress=progress
             )
     if days:
-        notes = replay_notes(requests, intervals, day.predictor, period=day.period)
+        notes = replay_notes(requests, intervals, day.predictors, period=day.period)
         found = replace(found, warnings=(*found.warnings, *notes))
     if output is not None:
         found.save(output)
@@ -167,7 +167,7 @@ def _replay(
         transfer=options.transfer,
         routing=options.routing,
     )
-    return replay_day(replay, intervals, day.predictor, period=day.period)
+    return replay_day(replay, intervals, day.predictors, period=day.period)
 
 
 def _show(found: DeploymentPlan, console: Console) -> None:

@@ -24,6 +24,9 @@ from forerun.plan.simulation.fleet import Transfer
 Layouts = Literal["aggregated", "disaggregated", "any"]
 Flag = Annotated[bool, Parameter(negative=())]
 
+PREDICTORS = ("constant", "ar", "kalman", HARMONIC)
+"""What predicts a day's intervals where the user names nothing."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class CorrectionOptions:
@@ -77,10 +80,10 @@ class ChoiceOptions:
     """Plan with acceptance at the lower end of its interval, e.g. 0.9; by default as measured."""
     routing: Routing = Routing.LEAST_REQUESTS
     """Which engine a request is sent to: least-requests, that with the fewest; random: any, which is the safe side."""
-    transfer_seconds: float = 0.0
-    """What handing over the KV of a prompt takes at least."""
-    transfer_gigabytes_per_second: float = float("inf")
-    """How much KV is handed over in a second."""
+    transfer_seconds: float | None = None
+    """What handing over the KV of a prompt takes at least, where engines are disaggregated; by default nothing."""
+    transfer_gigabytes_per_second: float | None = None
+    """How much KV is handed over in a second; by default all of it."""
     correction: Annotated[CorrectionOptions, Parameter(name="*", group=Group("Correction", sort_key=2))] = CORRECTION
 
     def __post_init__(self) -> None:
@@ -88,18 +91,34 @@ class ChoiceOptions:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name}: got {value}; must be 1 or more")
+        for name in ("transfer_seconds", "transfer_gigabytes_per_second"):
+            value = getattr(self, name)
+            if value is not None and self.layout == "aggregated":
+                raise ConfigError(
+                    f"{name}: got {value:g} with --layout aggregated, where nothing is handed over; it applies to --layout "
+                    "disaggregated or any: leave it out, or give one of these"
+                )
 
     def planning(self, profile: Profile) -> PlanningOptions:
         """The same for the planner.
 
         Raises:
-            ConfigError: the budget is less than one engine, or the profile does not know the size of the KV.
+            ConfigError: the budget is less than one engine, or the profile has no drafts to which an option applies, or does not
+                know the size of the KV.
         """
+        for name in ("prompt_class", "confidence"):
+            value = getattr(self, name)
+            if value is not None and not profile.configs:
+                raise ConfigError(
+                    f"{name}: got {value!r}, and the profile has no configuration of drafts, to whose acceptance it applies; leave "
+                    "it out, or profile one"
+                )
         devices = self.devices_per_engine or profile.tensor_parallel_size
         most = None if self.budget is None else self.budget // devices
         if most == 0:
             raise ConfigError(f"budget: got {self.budget}, and one engine takes {devices}; must be at least that")
-        rate = 1e9 * self.transfer_gigabytes_per_second
+        given = self.transfer_gigabytes_per_second
+        rate = float("inf") if given is None else 1e9 * given
         if rate != float("inf") and profile.kv_bytes_per_token is None:
             raise ConfigError(
                 "transfer_gigabytes_per_second: the profile does not say how large the KV of a token is; give "
@@ -113,7 +132,7 @@ class ChoiceOptions:
             confidence=self.confidence,
             methods=self.method or None,
             routing=self.routing,
-            transfer=Transfer(seconds=self.transfer_seconds, bytes_per_second=rate, bytes_per_token=size),
+            transfer=Transfer(seconds=self.transfer_seconds or 0.0, bytes_per_second=rate, bytes_per_token=size),
         )
 
 
@@ -148,20 +167,33 @@ class ReplayOptions:
     """Seconds from one decision to the next."""
     period: float = DAY
     """Seconds after which the traffic repeats itself, for the predictor harmonic; by default a day."""
-    predictor: Annotated[tuple[str, ...], Parameter(negative=())] = ("constant", "ar", "kalman", "harmonic")
-    """What predicts the next interval: constant, ar, kalman, harmonic, arima (pmdarima) or prophet."""
+    predictor: Annotated[tuple[str, ...], Parameter(negative=())] = ()
+    """What predicts the next interval: constant, ar, kalman, harmonic, arima (pmdarima) or prophet; by default the first four."""
     picture: Path | None = None
     """Draw the day to this .png, .svg or .pdf file (needs the extra "bench")."""
 
     def __post_init__(self) -> None:
         check_picture("--picture", self.picture)
-        given = self.interval != DEFAULT_INTERVAL or self.period != DAY or self.picture is not None
+        is_given = {
+            "interval": self.interval != DEFAULT_INTERVAL,
+            "period": self.period != DAY,
+            "predictor": bool(self.predictor),
+            "picture": self.picture is not None,
+        }
+        given = [name for name, value in is_given.items() if value]
         if self.replay is None and given:
-            raise ConfigError("interval, period, picture: given without --replay; leave them out")
-        if self.period != DAY and HARMONIC not in self.predictor:
+            raise ConfigError(
+                f"{', '.join(given)}: given without --replay, to whose day of traffic it applies; leave it out, or give a trace"
+            )
+        if self.period != DAY and HARMONIC not in self.predictors:
             raise ConfigError(f"period: given without the predictor {HARMONIC}; leave it out")
         if not 0.0 < self.period < math.inf:
             raise ConfigError(f"period: got {self.period:g} s; must be above 0")
+
+    @property
+    def predictors(self) -> tuple[str, ...]:
+        """Those that were given, or the usual ones."""
+        return self.predictor or PREDICTORS
 
 
 CHOICE, CONFIRMATION, REPLAY = ChoiceOptions(), ConfirmationOptions(), ReplayOptions()

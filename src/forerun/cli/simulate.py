@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -138,6 +139,22 @@ class RequestOptions:
             return ArrivalPattern.day(rate, peak=self.day_peak, period=self.day_seconds, cv=cv)
         return ArrivalPattern.steady(rate, cv=cv)
 
+    def unseen_rates(self) -> list[str]:
+        """What to tell a user whose requests end before the rate has gone through its day or its first burst."""
+        if self.arrivals == "steady":
+            return []
+        whole = math.ceil(self.pattern().requests_per_round)
+        if self.num_requests >= whole:
+            return []
+        if self.arrivals == "day":
+            whole_of, shorter = "a day, which begins at its lowest rate", "--day-seconds"
+        else:
+            whole_of, shorter = "the time from one burst to the next, which ends with a burst", "--burst-every"
+        return [
+            f"arrivals: {self.num_requests} requests are {self.num_requests / whole:.1%} of those of {whole_of}: the rest of it is not "
+            f"simulated; give --num-requests {whole}, or a smaller {shorter}"
+        ]
+
 
 @dataclass(frozen=True, kw_only=True)
 class FleetOptions:
@@ -254,6 +271,11 @@ def simulate(
     requests.check()
     if seed < 0:
         raise ConfigError(f"seed: got {seed}; must be 0 or more")
+    if requests.prompt_class is not None and fleet.config == PLAIN:
+        raise ConfigError(
+            f"prompt_class: got {requests.prompt_class!r} with --config plain, which drafts nothing; it applies to the acceptance "
+            "of a configuration of drafts: leave it out, or name one by --config"
+        )
     sla = result.parsed_sla
     known = Profile.load(profile)
     if known.version_warning is not None:
@@ -278,6 +300,7 @@ def simulate(
         f"not measured: {beyond}; profile further for a sure answer"
         for beyond in missing_points(known.step_times, **asdict(engine.largest))
     ]
+    warnings += requests.unseen_rates()
     for one in warnings:
         logger.warning("%s", one)
     document = {

@@ -117,9 +117,22 @@ class SimulatedEngine(Engine):
         self._executor = parts.executor
         self._settings = settings
         self._virtual_clock = clock
+        self._num_held_blocks = 0
         self._can_look_ahead = (
             not delay and settings.decode_seconds is not None and isinstance(parts.control, FixedLength)
         )
+
+    @property
+    def num_held_blocks(self) -> int:
+        """Blocks that the step planned last held while it ran, before any of them was given back."""
+        return self._num_held_blocks
+
+    def plan(self) -> StepPlan:
+        """See `Engine`."""
+        plan = super().plan()
+        pool = self._parts.pool
+        self._num_held_blocks = pool.num_blocks - pool.num_free
+        return plan
 
     def look_ahead(self) -> DecodeStretch | None:
         """The next steps if they only decode, `MOST_STEPS` at most; None where the next one may do more, or takes nobody knows how long."""
@@ -194,7 +207,7 @@ class SimulatedEngine(Engine):
         return replace(stretch, ends_texts=ends_texts)
 
     def take(self, stretch: DecodeStretch, num_steps: int) -> tuple[list[int], list[RequestOutput]]:
-        """Take the first steps of the stretch ahead; the blocks in use after each of them, and the requests that the last one ended."""
+        """Take the first steps of the stretch ahead; the blocks held while each ran, and the requests that the last one ended."""
         running = self._parts.scheduler.running.copy()
         most_drafted = self._parts.control.draft_limit(len(running))
         tails = []  # what each computes: the token that it has not computed yet, then the new ones
@@ -212,12 +225,12 @@ class SimulatedEngine(Engine):
         self.stats.num_generation_tokens += sum(stretch.num_tokens[:num_steps])
         self._num_executed += num_steps
         self._virtual_clock.now = stretch.ends[num_steps - 1]
-        used = self._move_blocks(running, stretch.sequences, tails, num_steps)
+        held = self._move_blocks(running, stretch.sequences, tails, num_steps)
         output = StepOutput()
         for one in running:
             if one.finished:
                 self._conclude(self._requests[one.request_id], output)
-        return used, output.finished
+        return held, output.finished
 
     def _count(self, one: Generation, drafted: Sequence[Drafted]) -> None:
         """Note what became of a sequence's drafts, one after the other, and how its tokens came to be."""
@@ -239,12 +252,12 @@ class SimulatedEngine(Engine):
         tails: Sequence[Sequence[int]],
         num_steps: int,
     ) -> list[int]:
-        """Reserve, fill and give back blocks in the order of so many steps, and end what the last of them ends; the blocks in use after each."""
+        """Reserve, fill and give back blocks in the order of so many steps, and end what the last of them ends; the blocks held in each."""
         pool, block_size = self._parts.pool, self._settings.block_size
         firsts = [one.table.num_computed for one in running]
         begun, drafted, done = _block_changes(sequences, num_steps, block_size)
         done[-1] = [*range(len(running))]  # each has its last tokens yet to commit, or its end
-        used = []
+        held = []
         for step in range(num_steps):
             for number in begun[step]:
                 table = running[number].table
@@ -252,6 +265,7 @@ class SimulatedEngine(Engine):
             for number in drafted[step]:
                 table, ahead = running[number].table, sequences[number]
                 table.allocate(ahead.lengths[step] + ahead.num_drafted[step] - table.num_computed)
+            held.append(pool.num_blocks - pool.num_free)
             for number in done[step]:
                 one, length, first = running[number], sequences[number].lengths[step + 1], firsts[number]
                 one.table.commit(tails[number][one.table.num_computed - first : length - 1 - first])
@@ -259,8 +273,7 @@ class SimulatedEngine(Engine):
                 if length >= one.spec.max_length:
                     one.finish("length")
                     self._retire(one)
-            used.append(pool.num_blocks - pool.num_free)
-        return used
+        return held
 
 
 class _Verdict(NamedTuple):

@@ -35,6 +35,7 @@ LARGE_COUNT = 8  # from which on a Poisson distribution is near a normal one
 NUM_MOMENTS = NUM_LENGTHS  # equally likely circumstances of an arrival that stand for all
 BALANCE_ROUNDS = 8
 SETTLED = 1e-9  # of a batch size, by which a round may change it for the last time
+NEWTON_ROUNDS = 32
 RATE_GRID = 33
 RATE_ROUNDS = 3
 
@@ -58,7 +59,7 @@ class Prediction:
     e2el: Lognormal
     batch_size: Floats  # mean sequences that run at once
     acceptance_length: Floats  # tokens per sequence and step
-    utilization: Floats  # of the most that it can serve, 1: no more
+    utilization: Floats  # rate over the most that it can serve: from 1 on it cannot keep up
     busy_share: Floats  # of the time that an engine steps
     prompt_share: Floats  # of the time that prompts take
     wait_chance: Floats  # that a request finds all places taken
@@ -136,8 +137,10 @@ class _Steady:
         prompt_load = rates * self.prompt_service
         self.is_stable: Bools = found.is_stable & has_time & (prompt_load < 1.0)
         self.prompt_load = np.where(self.is_stable, prompt_load, 0.0)
-        busiest = np.maximum(rates * residence[:, -1] / policy.max_num_seqs, prompt_load)
-        self.utilization = np.where(has_time, busiest, np.maximum(busiest, prompt_share))
+        # without time to decode in, the chain says nothing of the steps in which prompts wait: they are full ones
+        in_full_steps = rates * (load.computed_isl / self.budget * policy.step_seconds[-1] + self.prompt_seconds)
+        in_line = np.where(has_time, prompt_load, in_full_steps)
+        self.utilization = np.maximum(rates / self._most_started(), in_line)
 
     def _residence(self, company: Floats) -> Floats:
         """Seconds of a request in its engine, [rates, places], where it meets so much of the engine's arrivals."""
@@ -147,6 +150,35 @@ class _Steady:
         first_steps = math.ceil(self.load.computed_isl / self.budget) * self.policy.step_seconds + self.prompt_seconds
         decoding = self.stretch[:, None] * (self.policy.step_seconds * self.steps)
         return first_steps + decoding + (self.company_seconds[:, None] if self.tokens_after else 0.0)
+
+    def _most_started(self) -> Floats:
+        """Requests per second, [rates], with which all places are always taken: where rate x residence is their number.
+
+        That is convex in the rate, so Newton's steps fall to it from the root that leaves `company_seconds` out.
+        """
+        prompt, places, tokens = self.prompt_seconds, self.policy.max_num_seqs, self.tokens_after
+        full_step = self.policy.step_seconds[-1]
+        first = math.ceil(self.load.computed_isl / self.budget) * full_step + prompt
+        decoding = full_step * self.steps[-1]
+        linear = first + decoding + prompt * places
+        start = 2.0 * places / (linear + math.sqrt(linear**2 - 4.0 * first * prompt * places))
+        found = np.full_like(self.rates, start)
+        if not tokens or not prompt:
+            return found
+        own = np.maximum(0.0, self.arrival_cv2)
+        others = self.arrival_cv2 + self.prompt_cv2
+        for _ in range(NEWTON_ROUNDS):
+            share = found * prompt
+            left = 1.0 - share
+            beside = own * share + others * share**3 / (1.0 - share**2)  # times prompt / left: company_seconds
+            slope = own + others * share**2 * (3.0 - share**2) / (1.0 - share**2) ** 2
+            residence = first + (decoding + prompt * beside) / left
+            rising = prompt * (prompt * slope / left + (decoding + prompt * beside) / left**2)
+            step = (found * residence - places) / (residence + found * rising)
+            found = found - step
+            if (step <= SETTLED * found).all():
+                break
+        return found
 
     def _settle(self, found: Occupancy, residence: Floats) -> None:
         """How full the engine is, as its requests, its time and its arrivals see it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -11,13 +11,17 @@ from typing import Any
 from forerun.core.whole_file import whole_file
 from forerun.errors import ConfigError, refuse_unknown_keys
 from forerun.plan.load import Load
-from forerun.plan.sla import Sla
+from forerun.plan.profile import NAMES
+from forerun.plan.record_types import check_count, check_keys, check_number, check_type, is_number
+from forerun.plan.sla import LATENCIES, Sla
 
 FILE_NAME = "plan.json"
 VERSION = 1
 
-JSON_NAMES = {str: "a text", bool: "true or false", dict: "an object", list: "a list"}
-"""How messages call types."""
+AGAIN = "plan again"
+
+LIMITS = tuple(f"{name}_ms" for name in LATENCIES)
+"""Keys of the SLA that may be null."""
 
 
 class Layout(StrEnum):
@@ -50,10 +54,10 @@ class PlannedEngine:
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size", "tensor_parallel_size"):
-            _check_count("engine: ", name, getattr(self, name), least=1)
-        _check_type("engine: ", "dtype", self.dtype, str)
-        _check_type("engine: ", "quantization", self.quantization, str, or_none=True)
-        _check_type("engine: ", "kernel_settings", self.kernel_settings, dict)
+            check_count("plan: engine", name, getattr(self, name), least=1, do=AGAIN)
+        check_type("plan: engine", "dtype", self.dtype, str, do=AGAIN)
+        check_type("plan: engine", "quantization", self.quantization, str, or_none=True, do=AGAIN)
+        check_type("plan: engine", "kernel_settings", self.kernel_settings, dict, do=AGAIN)
         if self.device not in (None, "cpu", "cuda"):
             raise ConfigError(f"plan: engine: got device={self.device!r:.80}; must be cpu, cuda or null: plan again")
 
@@ -91,18 +95,21 @@ class DeploymentPlan:
     warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        _check_type("", "model", self.model, str)
-        _check_type("", "profile", self.profile, dict)
-        _check_type("", "feasible", self.feasible, bool)
-        _check_type("", "predicted", self.predicted, dict)
+        check_type("plan", "model", self.model, str, do=AGAIN)
+        check_type("plan", "profile", self.profile, dict, do=AGAIN)
+        check_type("plan", "feasible", self.feasible, bool, do=AGAIN)
+        check_type("plan", "predicted", self.predicted, dict, do=AGAIN)
         for name in ("best_achievable", "speculative_config", "acceptance", "simulated", "corrections"):
-            _check_type("", name, getattr(self, name), dict, or_none=True)
+            check_type("plan", name, getattr(self, name), dict, or_none=True, do=AGAIN)
+        for name in NAMES:
+            check_type("plan: profile", name, self.profile.get(name, ""), str, do=AGAIN)
+        _check_rates(self.acceptance or {})
         for warning in self.warnings:
-            _check_type("", "a warning", warning, str)
+            check_type("plan", "a warning", warning, str, do=AGAIN)
         apart = self.layout is Layout.DISAGGREGATED
-        _check_count("", "replicas", self.replicas, least=1)
+        check_count("plan", "replicas", self.replicas, least=1, do=AGAIN)
         for name in ("prefill_replicas", "decode_replicas"):
-            _check_count("", name, getattr(self, name), least=1 if apart else 0)
+            check_count("plan", name, getattr(self, name), least=1 if apart else 0, do=AGAIN)
         if self.prefill_replicas + self.decode_replicas != (self.replicas if apart else 0):
             raise ConfigError(
                 f"plan: got {self.replicas} replicas, {self.prefill_replicas} of them for prompts and {self.decode_replicas} for "
@@ -126,23 +133,27 @@ class DeploymentPlan:
             raise ConfigError(f"plan: got version {record.get('version')!r}; must be {VERSION}: plan again")
         values = {name: value for name, value in record.items() if name != "version"}
         refuse_unknown_keys(values, [f.name for f in fields(cls)], where="plan")
-        engine = values.get("engine", {})
-        _check_type("", "engine", engine, dict)
-        _check_type("", "warnings", values.get("warnings", []), list)
+        check_keys("plan", values, _needed(cls), do=AGAIN)
+        for name in ("engine", "load", "sla"):
+            check_type("plan", name, values[name], dict, do=AGAIN)
+        check_type("plan", "warnings", values.get("warnings", []), list, do=AGAIN)
+        engine = values["engine"]
         refuse_unknown_keys(engine, [f.name for f in fields(PlannedEngine)], where="plan: engine")
+        check_keys("plan: engine", engine, _needed(PlannedEngine), do=AGAIN)
+        for name, value in values["load"].items():
+            check_number("plan: load", name, value, do=AGAIN)
+        for name, value in values["sla"].items():
+            check_number("plan: sla", name, value, or_none=name in LIMITS, do=AGAIN)
         if values.get("layout") not in list(Layout):
             raise ConfigError(f"plan: got layout {values.get('layout')!r}; must be {' or '.join(Layout)}")
-        try:
-            parts = {
-                "load": Load.from_json(values["load"]),
-                "sla": Sla.from_json(values["sla"]),
-                "engine": PlannedEngine(**engine),
-                "layout": Layout(values["layout"]),
-                "warnings": tuple(values.get("warnings", [])),
-            }
-            return cls(**values | parts)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ConfigError(f"plan: a key is missing or of another type ({error}); plan again") from None
+        parts = {
+            "load": Load.from_json(values["load"]),
+            "sla": Sla.from_json(values["sla"]),
+            "engine": PlannedEngine(**engine),
+            "layout": Layout(values["layout"]),
+            "warnings": tuple(values.get("warnings", [])),
+        }
+        return cls(**values | parts)
 
     def save(self, folder: Path) -> Path:
         """Write plan.json into a folder, which is made if needed, and return the file; it is whole, or that of before."""
@@ -170,18 +181,21 @@ class DeploymentPlan:
             raise ConfigError(f"{file}: not JSON ({error}); forerun plan --output FOLDER writes a plan") from None
         if not isinstance(record, dict):
             raise ConfigError(f"{file}: got a {type(record).__name__}; must be one JSON object: plan again")
-        return cls.from_json(record)
+        try:
+            return cls.from_json(record)
+        except ConfigError as problem:
+            raise ConfigError(f"{file}: {problem}") from None
 
 
-def _check_count(where: str, name: str, value: object, *, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ConfigError(
-            f"plan: {where}got {name}={value!r:.80}; must be a whole number, at least {least}: plan again"
-        )
+def _check_rates(acceptance: dict[str, Any]) -> None:
+    """Refuse rates of another type, of which launch files are made."""
+    name = "conditional_accept_rates"
+    rates = acceptance.get(name, [])
+    check_type("plan: acceptance", name, rates, list, do=AGAIN)
+    if not all(map(is_number, rates)):
+        raise ConfigError(f"plan: acceptance: got {name}={rates!r:.80}; must be a list of numbers: {AGAIN}")
 
 
-def _check_type(where: str, name: str, value: object, wanted: type, *, or_none: bool = False) -> None:
-    if not isinstance(value, wanted) and not (or_none and value is None):
-        raise ConfigError(
-            f"plan: {where}got {name}={value!r:.80}; must be {JSON_NAMES[wanted]}{' or null' if or_none else ''}: plan again"
-        )
+def _needed(record: type) -> list[str]:
+    """The fields of a record that have no default."""
+    return [one.name for one in fields(record) if one.default is MISSING and one.default_factory is MISSING]

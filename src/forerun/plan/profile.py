@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -15,6 +14,7 @@ from forerun.engine.costs import KINKS
 from forerun.errors import ConfigError
 from forerun.plan.acceptance import AcceptanceProfile
 from forerun.plan.draft_trace import DraftTrace
+from forerun.plan.record_types import check_count, check_keys, check_schedule, check_type, is_number
 from forerun.plan.step_times import DraftingCost, StepTimeModel
 
 VERSION = 1
@@ -34,8 +34,12 @@ COUNTS = (
     *("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "vocab_size"),
     "tensor_parallel_size",
 )
-SIZES = ("weight_bytes", "kv_bytes_per_token")  # that may be unknown
+SIZES = ("weight_bytes", "kv_bytes_per_token", "kv_cache_memory_bytes")  # that may be unknown
 NAMES = ("model", "machine", "kernels", "dtype", "version")
+PARTS = ("configs", "served_steps", "drafting", "acceptance", "drafter_block_bytes", "traces")
+"""Fields that are by the name of a configuration."""
+
+AGAIN = "profile again"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +59,8 @@ class Profile:
     that it reads, where that was measured; `num_blocks` are those of an engine without drafter. `traces` are files of draft traces, absolute or from the working directory.
 
     Raises:
-        ConfigError: a count or a size is below 1, a measure is not finite, or the parts name different configurations.
+        ConfigError: a value is of another type, a count or a size is below 1, a measure is not finite, or the parts name
+            different configurations.
     """
 
     model: str
@@ -90,18 +95,14 @@ class Profile:
     conditions: dict[str, Any] = field(default_factory=dict)  # of the measurement, for people
 
     def __post_init__(self) -> None:
-        for name in (*COUNTS, *SIZES):
-            value = getattr(self, name)
-            is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 1
-            if not is_count and (value is not None or name in COUNTS):
-                raise ConfigError(
-                    f"profile: got {name}={value!r:.60}; must be a whole number, at least 1: profile again"
-                )
+        self._check_types()
         for name in ("gigabytes_per_second", "watts", "idle_watts"):
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, (int, float)) or not 0.0 <= value < math.inf):
-                raise ConfigError(f"profile: got {name}={value!r:.60}; must be a finite number: profile again")
-        for part in ("served_steps", "drafting", "acceptance", "drafter_block_bytes", "traces"):
+            if value is not None and not (is_number(value) and value >= 0.0):
+                raise ConfigError(
+                    f"profile: got {name}={value!r:.60}; must be a finite number, at least 0, or null: profile again"
+                )
+        for part in PARTS[1:]:
             for name in getattr(self, part):
                 if name.partition("/")[0] not in self.configs:
                     raise ConfigError(
@@ -114,6 +115,22 @@ class Profile:
                 f"profile: drafting or acceptance of {', '.join(lacking)} is missing; "
                 "run forerun profile again with the same --output-dir, which goes on where it stopped"
             )
+
+    def _check_types(self) -> None:
+        for name in (*NAMES, "quantization"):
+            check_type("profile", name, getattr(self, name), str, or_none=name == "quantization", do=AGAIN)
+        if self.device not in (None, "cpu", "cuda"):
+            raise ConfigError(f"profile: got device={self.device!r:.80}; must be cpu, cuda or null: {AGAIN}")
+        check_type("profile", "has_plain_steps", self.has_plain_steps, bool, do=AGAIN)
+        for name in (*PARTS, "kernel_settings", "conditions"):
+            check_type("profile", name, getattr(self, name), dict, do=AGAIN)
+        for name in (*COUNTS, *SIZES):
+            check_count("profile", name, getattr(self, name), least=1, or_none=name in SIZES, do=AGAIN)
+        for name, size in self.drafter_block_bytes.items():
+            check_count("profile: drafter_block_bytes", name, size, least=0, do=AGAIN)
+        for name, config in self.configs.items():
+            check_type("profile: configs", name, config, dict, do=AGAIN)
+            _check_config(f"profile: configs: {name}", config)
 
     def check_fits(self, **wanted: Any) -> None:
         """Refuse a profile of something else.
@@ -224,11 +241,12 @@ class Profile:
             raise ConfigError(f"{folder}: has no {PROFILE_FILE}; {how}")
         try:
             record = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
-            if record["profile"] != VERSION:
-                raise ConfigError(
-                    f"{path}: is of version {record['profile']!r}; this forerun reads {VERSION}: profile again"
-                )
-            del record["profile"]
+            if not isinstance(record, dict):
+                raise ConfigError(f"profile: got {record!r:.80}; must be an object: {AGAIN}")
+            version = record.pop("profile", None)
+            if version != VERSION:
+                raise ConfigError(f"{path}: is of version {version!r:.80}; this forerun reads {VERSION}: profile again")
+            _check_parts(record)
             record["step_times"] = StepTimeModel.from_json(record["step_times"])
             record["served_steps"] = {
                 name: StepTimeModel.from_json(one) for name, one in record.get("served_steps", {}).items()
@@ -247,6 +265,30 @@ class Profile:
         except (OSError, KeyError, TypeError, ValueError, AttributeError) as problem:
             why = f"lacks {problem}" if isinstance(problem, KeyError) else str(problem)
             raise ConfigError(f"{path}: {why}; profile again") from None
+
+
+def _check_parts(record: Mapping[str, Any]) -> None:
+    """Refuse parts of a file that cannot be read, as they are no objects of what they are made of."""
+    check_keys("profile", record, ("step_times", "drafting", "acceptance", "traces"), do=AGAIN)
+    for part in PARTS:
+        check_type("profile", part, record.get(part, {}), dict, do=AGAIN)
+    for part in ("served_steps", "drafting", "acceptance"):
+        for name, one in record.get(part, {}).items():
+            check_type(f"profile: {part}", name, one, dict, do=AGAIN)
+    for name, where in record["traces"].items():
+        check_type("profile: traces", name, where, str, do=AGAIN)
+    check_type("profile", "step_times", record["step_times"], dict, do=AGAIN)
+
+
+def _check_config(what: str, config: Mapping[str, Any]) -> None:
+    """Refuse a configuration whose drafts nobody could plan or simulate, as a value is of another type."""
+    known = {str(key).replace("-", "_"): value for key, value in config.items()}
+    if "method" in known:
+        check_type(what, "method", known["method"], str, do=AGAIN)
+    if "num_speculative_tokens" in known:
+        check_count(what, "num_speculative_tokens", known["num_speculative_tokens"], least=0, do=AGAIN)
+    if known.get(SCHEDULE) is not None:
+        check_schedule(what, SCHEDULE, known[SCHEDULE], do=AGAIN)
 
 
 def missing_points(

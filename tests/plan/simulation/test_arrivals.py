@@ -48,6 +48,11 @@ def test_a_day_is_lowest_at_midnight_and_highest_at_noon():
     assert rates.mean() == pytest.approx(1.0, rel=0.02)
 
 
+def test_a_round_has_the_requests_of_its_mean_rate():
+    assert ArrivalPattern.day(2.0, peak=1.5, period=100.0).requests_per_round == pytest.approx(200.0)
+    assert ArrivalPattern.bursts(10, factor=5, every=20, length=4).requests_per_round == pytest.approx(200.0)
+
+
 @pytest.mark.parametrize(
     ("make", "problem"),
     [

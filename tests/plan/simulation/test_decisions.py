@@ -69,6 +69,12 @@ class Measured:
         return ReadyResult(result)
 
 
+class NotingEngine(Engine):
+    """Any executor's engine, of whose blocks a replica's log says nothing."""
+
+    num_held_blocks = 0
+
+
 def real_run(config):
     """Outputs by request, what the engine decided, and what came of it, in time that its steps alone take."""
     parts = tiny_llm(config, num_gpu_blocks_override=NUM_BLOCKS, **SETTINGS).engine.parts
@@ -146,7 +152,7 @@ def simulated_run(control, outputs, measured):
     run = FleetRun(Fleet(), settings, lambda: control, seed=0, keeps_chunks=False)
     (replica,) = run.replicas
     noted = Measured(replica.engine.parts.executor)
-    replica.engine = Engine(replace(replica.engine.parts, executor=noted), clock=replica.clock)
+    replica.engine = NotingEngine(replace(replica.engine.parts, executor=noted), clock=replica.clock)
     run.run(
         [
             SimulatedRequest(

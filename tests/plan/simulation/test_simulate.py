@@ -318,10 +318,23 @@ def test_short_memory_preempts():
     assert result.replicas[0].peak_kv_usage > 0.9
 
 
+def test_a_step_counts_the_memory_that_it_gives_back_at_its_end():
+    """A request of one token ends with the step that reads its prompt: of 40 tokens, in 3 blocks of 16."""
+    engine = SimulationSettings(num_blocks=20, block_size=16, max_model_len=256)
+    (found,) = simulate(engine, equal_requests(2, every=1, num_output=1)).replicas
+    assert found.peak_kv_usage == pytest.approx(3 / 20)
+    assert found.kv_usage == pytest.approx(3 / 20)
+
+
 class TestPrefillAndDecodeApart:
     fleet = Fleet(
         replicas=1, prefill_replicas=1, transfer=Transfer(seconds=0.5, bytes_per_second=1000, bytes_per_token=10)
     )
+
+    def test_both_kinds_of_engines_hold_the_prompt(self):
+        engine = SimulationSettings(num_blocks=20, block_size=16, max_model_len=256)
+        found = simulate(engine, equal_requests(1, every=0), fleet=self.fleet)
+        assert {one.kind: one.peak_kv_usage for one in found.replicas} == {"prefill": 3 / 20, "decode": 4 / 20}
 
     def test_the_second_token_comes_after_the_transfer_and_a_step(self):
         engine = SimulationSettings(step_seconds=lambda plan: 0.01 + 0.001 * len(plan.rows.token_ids))

@@ -10,8 +10,10 @@ from forerun.plan.emit.emission import Emission, EmitRequest
 from forerun.plan.emit.forerun_server import compose, forerun, kubernetes
 from forerun.plan.emit.ray import ray
 from forerun.plan.emit.sglang import sglang
+from forerun.plan.emit.speculation import SCHEDULE
 from forerun.plan.emit.trtllm import trtllm
 from forerun.plan.emit.vllm import vllm
+from forerun.plan.record_types import check_schedule
 
 SYSTEMS: dict[str, Callable[[EmitRequest], Emission]] = {
     "forerun": forerun,
@@ -27,6 +29,9 @@ SYSTEMS: dict[str, Callable[[EmitRequest], Emission]] = {
 OWN = ("forerun", "compose", "kubernetes")
 """Systems in which forerun computes: they know its names of models."""
 
+WITH_IMAGE = ("compose", "kubernetes", "dynamo", "ray")
+"""Systems whose files name a container image."""
+
 
 def emit(system: str, request: EmitRequest) -> Emission:
     """Launch files of a plan for a system.
@@ -40,9 +45,17 @@ def emit(system: str, request: EmitRequest) -> Emission:
         raise ConfigError(
             f"model: {request.model!r} is a name of forerun's; give the one that {system} knows with --model, a folder or a hub id org/name"
         )
+    if request.image is not None and system not in WITH_IMAGE:
+        raise ConfigError(
+            f"--image: got {request.image!r}, and the files for {system} name no container image; those for "
+            f"{', '.join(WITH_IMAGE)} do: leave it out"
+        )
     config = request.plan.speculative_config
     if config is not None and not isinstance(config.get("method"), str):
         raise ConfigError(
             f"speculative_config: got method {config.get('method')!r}; the plan must name one: give it with --speculative-config"
         )
+    if config is not None and SCHEDULE in config:
+        do = "give another with --speculative-config"
+        check_schedule("speculative_config", SCHEDULE, config[SCHEDULE], do=do)
     return SYSTEMS[system](request)

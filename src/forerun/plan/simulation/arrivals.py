@@ -45,6 +45,11 @@ class ArrivalPattern:
         if not 0 <= self.cv < math.inf:
             raise ConfigError(f"arrivals: got cv={self.cv:g}; must be a number, at least 0")
 
+    @property
+    def requests_per_round(self) -> float:
+        """Requests that are expected until the rate begins again."""
+        return float(np.dot(self.durations, self.rates))
+
     @classmethod
     def steady(cls, rate: float, *, cv: float = 1.0) -> ArrivalPattern:
         """The same rate all the time."""

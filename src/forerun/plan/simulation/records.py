@@ -54,7 +54,7 @@ class RequestRecord:
 
 @dataclass(slots=True)
 class StepLog:
-    """A replica's steps, one after the other: when each ended, how long it took, who ran, who waited, what came of it, how much KV was held."""
+    """A replica's steps, one after the other: when each ended, how long it took, who ran, who waited, what came of it, how much KV was held while it ran."""
 
     ends: array[float] = field(default_factory=lambda: array("d"))
     seconds: array[float] = field(default_factory=lambda: array("d"))

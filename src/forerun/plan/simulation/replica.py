@@ -100,13 +100,13 @@ class Replica:
             return []
         scheduler = self.engine.parts.scheduler
         records = [self._sent[one.request_id].record for one in scheduler.running]
-        used, finished = self.engine.take(stretch, num_steps)
+        held, finished = self.engine.take(stretch, num_steps)
         since: dict[float, int] = {}
         for record in records:
             since[record.last_chunk] = since.get(record.last_chunk, 0) + 1
         num_waiting = self.num_waiting
-        for start, end, num_tokens, num_used in zip(
-            stretch.starts, stretch.ends, stretch.num_tokens, used, strict=False
+        for start, end, num_tokens, num_held in zip(
+            stretch.starts, stretch.ends, stretch.num_tokens, held, strict=False
         ):
             for last, count in since.items():
                 self.gaps.add(end - last, count)
@@ -118,7 +118,7 @@ class Replica:
                 num_waiting=num_waiting,
                 num_chunks=len(records),
                 num_tokens=num_tokens,
-                num_used_blocks=num_used,
+                num_used_blocks=num_held,
             )
         for record, ahead in zip(records, stretch.sequences, strict=True):
             lengths = ahead.lengths
@@ -169,7 +169,6 @@ class Replica:
                 record.chunks.append((now, len(delta.token_ids)))
         for last, count in since.items():
             self.gaps.add(now - last, count)
-        pool = self.engine.parts.pool
         num_running = len(self.engine.parts.scheduler.running) + len(output.finished)
         self.steps.add(
             end=now,
@@ -178,7 +177,7 @@ class Replica:
             num_waiting=self.num_waiting,
             num_chunks=len(output.deltas),
             num_tokens=sum([len(delta.token_ids) for delta in output.deltas]),
-            num_used_blocks=pool.num_blocks - pool.num_free,
+            num_used_blocks=self.engine.num_held_blocks,
         )
         return [self._end(one) for one in output.finished]
 

@@ -84,7 +84,7 @@ class Values:
 class ReplicaOutcome:
     """What one replica did.
 
-    `kv_usage` and `num_running` are means over the time in which it stepped.
+    `kv_usage` and `num_running` are means over the time in which it stepped; KV counts while a step holds it.
     """
 
     kind: str  # "decode", "prefill", or "aggregated": both

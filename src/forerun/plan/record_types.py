@@ -1,0 +1,72 @@
+"""Checks of what a file of JSON has under a name: of the right type, or an error that names it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+from forerun.errors import ConfigError
+
+JSON_NAMES = {str: "a text", bool: "true or false", dict: "an object", list: "a list"}
+"""How messages call types."""
+
+
+def check_type(what: str, name: str, value: object, wanted: type, *, or_none: bool = False, do: str) -> None:
+    """Refuse a value of another type.
+
+    Args:
+        what: what is checked, as the error begins.
+        name: of the value.
+        value: as the file has it.
+        wanted: a type of `JSON_NAMES`.
+        or_none: whether null is right too.
+        do: what the user should do, as the error ends.
+    """
+    if not isinstance(value, wanted) and not (or_none and value is None):
+        may_be = f"{JSON_NAMES[wanted]}{' or null' if or_none else ''}"
+        raise ConfigError(f"{what}: got {name}={value!r:.80}; must be {may_be}: {do}")
+
+
+def check_count(what: str, name: str, value: object, *, least: int, or_none: bool = False, do: str) -> None:
+    """Refuse what is no whole number, or too small a one; see `check_type`."""
+    is_count = isinstance(value, int) and not isinstance(value, bool) and value >= least
+    if not is_count and not (or_none and value is None):
+        may_be = f"a whole number, at least {least}{', or null' if or_none else ''}"
+        raise ConfigError(f"{what}: got {name}={value!r:.80}; must be {may_be}: {do}")
+
+
+def check_number(what: str, name: str, value: object, *, or_none: bool = False, do: str) -> None:
+    """Refuse what is no finite number; see `check_type`."""
+    if not is_number(value) and not (or_none and value is None):
+        raise ConfigError(
+            f"{what}: got {name}={value!r:.80}; must be a finite number{' or null' if or_none else ''}: {do}"
+        )
+
+
+def check_keys(what: str, record: Mapping[str, object], needed: Iterable[str], *, do: str) -> None:
+    """Refuse a record that lacks a key; see `check_type`."""
+    lacking = [name for name in needed if name not in record]
+    if lacking:
+        raise ConfigError(f"{what}: lacks {', '.join(lacking)}; {do}")
+
+
+def check_schedule(what: str, name: str, value: object, *, do: str) -> None:
+    """Refuse what is no list of the first and the last batch size and the length of their drafts; see `check_type`."""
+    check_type(what, name, value, list, do=do)
+    assert isinstance(value, list), "it was checked"
+    for entry in value:
+        if not isinstance(entry, (list, tuple)) or len(entry) != 3 or not all(type(one) is int for one in entry):
+            raise ConfigError(
+                f"{what}: got {name} with {entry!r:.80}; must have a list of three whole numbers there (the first and the last "
+                f"batch size, the length of drafts): {do}"
+            )
+
+
+def is_number(value: object) -> bool:
+    """Whether a value is a number that can be computed with: finite, and not so long that no float has it."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False

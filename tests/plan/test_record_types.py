@@ -1,0 +1,31 @@
+"""Checks of what a file has: what is of the right type passes, and what is not is named."""
+
+from __future__ import annotations
+
+import pytest
+
+from forerun.errors import ConfigError
+from forerun.plan.record_types import check_count, check_keys, check_number, check_type, is_number
+
+
+@pytest.mark.parametrize("value", [True, None, "1", [1], {}, float("nan"), float("inf"), 10**400])
+def test_these_are_no_numbers(value: object) -> None:
+    assert not is_number(value)
+    with pytest.raises(ConfigError, match=r"a file: got x=.*; must be a finite number: mend it"):
+        check_number("a file", "x", value, do="mend it")
+
+
+def test_null_is_right_only_where_it_may_be() -> None:
+    check_type("a file", "x", None, str, or_none=True, do="mend it")
+    check_count("a file", "x", None, least=1, or_none=True, do="mend it")
+    check_number("a file", "x", None, or_none=True, do="mend it")
+    with pytest.raises(ConfigError, match="got x=None; must be a text: mend it"):
+        check_type("a file", "x", None, str, do="mend it")
+    with pytest.raises(ConfigError, match="got x=None; must be a whole number, at least 1: mend it"):
+        check_count("a file", "x", None, least=1, do="mend it")
+
+
+def test_a_missing_key_is_named() -> None:
+    check_keys("a file", {"x": None, "y": 1}, ("x",), do="mend it")
+    with pytest.raises(ConfigError, match="a file: lacks x, z; mend it"):
+        check_keys("a file", {"y": 1}, ("x", "y", "z"), do="mend it")
