@@ -1,7 +1,8 @@
-"""Whether files and folders for output can be written, asked before anything is measured for them."""
+"""Whether files and folders can be written, asked before anything is computed for them."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from tempfile import TemporaryFile
 
@@ -35,10 +36,19 @@ def check_writable_folder(option: str, path: Path | None) -> None:
     """
     if path is None:
         return
+    if (refusal := write_refusal(nearest_existing(path))) is not None:
+        raise ConfigError(f"{option}: cannot write to {path} ({refusal}); give a folder that can be made and written")
+
+
+def nearest_existing(path: Path) -> Path:
+    """The path, or the nearest of its parents, that is there."""
+    return next((one for one in (path, *path.parents) if os.path.exists(one)), path)
+
+
+def write_refusal(folder: Path) -> str | None:
+    """Why the system writes no file in a folder; None if it does."""
     try:
-        there = next((one for one in (path, *path.parents) if one.exists()), path)
-        TemporaryFile(dir=there).close()
+        TemporaryFile(dir=folder).close()
     except OSError as error:
-        raise ConfigError(
-            f"{option}: cannot write to {path} ({error.strerror}); give a folder that can be made and written"
-        ) from None
+        return error.strerror
+    return None

@@ -19,12 +19,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import IO, Any
 
 from torch import Tensor
 
 import forerun
+from forerun.core.writable import nearest_existing, write_refusal
 from forerun.errors import ConfigError
 from forerun.models.fingerprint import WEIGHTS, samples_of
 from forerun.models.kept_weights import PACKED_CACHE_VARIABLE, KeptWeights, MappedWeights, NewWeights, Unkept
@@ -173,11 +173,11 @@ class PackedCache:
                 *(num_bytes / 1e9, self.most_bytes / 1e9, PACKED_CACHE_VARIABLE, PACKED_CACHE_VARIABLE),
             )
             return False
-        folder = next(folder for folder in (self.folder, *self.folder.parents) if os.path.exists(folder))
+        folder = nearest_existing(self.folder)
         free = shutil.disk_usage(folder).free
         if free >= num_bytes + SPARE_BYTES:
             return True
-        if (refusal := _refusal(folder)) is not None:  # a disk that takes no files has no room either
+        if (refusal := write_refusal(folder)) is not None:  # a disk that takes no files has no room either
             logger.log(
                 log_level,
                 "packed weights are not kept, so the next start packs them again: %s cannot be made or written (%s: %s); "
@@ -228,15 +228,6 @@ def _open(path: Path, key: Mapping[str, Any], read: Callable[[IO[bytes]], Tensor
     with suppress(OSError):  # a folder that may only be read
         os.utime(path)
     return found
-
-
-def _refusal(folder: Path) -> str | None:
-    """Why nothing can be written to a folder; None if it can."""
-    try:
-        TemporaryFile(dir=folder).close()
-    except OSError as error:
-        return error.strerror
-    return None
 
 
 def _status(path: Path) -> os.stat_result | None:

@@ -24,6 +24,7 @@ from typing import Any, Literal, Protocol
 from filelock import FileLock
 
 from forerun import __version__
+from forerun.core.writable import nearest_existing
 from forerun.errors import ModelError, did_you_mean
 from forerun.models.download import (
     Progress,
@@ -128,8 +129,8 @@ def check_cache_folder() -> None:
         ModelError: it is.
     """
     cache = cache_folder()
-    there = next((path for path in (cache, *cache.parents) if os.path.exists(path)), None)
-    if there is not None and not os.path.isdir(there):
+    there = nearest_existing(cache)
+    if os.path.exists(there) and not os.path.isdir(there):
         raise ModelError(
             f"cache folder {cache} cannot be used: {there} is not a folder; set FORERUN_CACHE to a folder that you may write"
         )

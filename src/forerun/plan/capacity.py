@@ -35,7 +35,7 @@ LARGE_COUNT = 8  # from which on a Poisson distribution is near a normal one
 NUM_MOMENTS = NUM_LENGTHS  # equally likely circumstances of an arrival that stand for all
 BALANCE_ROUNDS = 8
 SETTLED = 1e-9  # of a batch size, by which a round may change it for the last time
-NEWTON_ROUNDS = 32
+HALVINGS = 32  # that find a rate to a billionth of the largest
 RATE_GRID = 33
 RATE_ROUNDS = 3
 
@@ -152,33 +152,19 @@ class _Steady:
         return first_steps + decoding + (self.company_seconds[:, None] if self.tokens_after else 0.0)
 
     def _most_started(self) -> Floats:
-        """Requests per second, [rates], with which all places are always taken: where rate x residence is their number.
-
-        That is convex in the rate, so Newton's steps fall to it from the root that leaves `company_seconds` out.
-        """
-        prompt, places, tokens = self.prompt_seconds, self.policy.max_num_seqs, self.tokens_after
-        full_step = self.policy.step_seconds[-1]
-        first = math.ceil(self.load.computed_isl / self.budget) * full_step + prompt
+        """Requests per second, [rates], with which all places are always taken: where rate x residence, which rises, is their number."""
+        prompt, places, full_step = self.prompt_seconds, self.policy.max_num_seqs, self.policy.step_seconds[-1]
+        first_steps = math.ceil(self.load.computed_isl / self.budget) * full_step + prompt
         decoding = full_step * self.steps[-1]
-        linear = first + decoding + prompt * places
-        start = 2.0 * places / (linear + math.sqrt(linear**2 - 4.0 * first * prompt * places))
-        found = np.full_like(self.rates, start)
-        if not tokens or not prompt:
-            return found
-        own = np.maximum(0.0, self.arrival_cv2)
-        others = self.arrival_cv2 + self.prompt_cv2
-        for _ in range(NEWTON_ROUNDS):
-            share = found * prompt
-            left = 1.0 - share
-            beside = own * share + others * share**3 / (1.0 - share**2)  # times prompt / left: company_seconds
-            slope = own + others * share**2 * (3.0 - share**2) / (1.0 - share**2) ** 2
-            residence = first + (decoding + prompt * beside) / left
-            rising = prompt * (prompt * slope / left + (decoding + prompt * beside) / left**2)
-            step = (found * residence - places) / (residence + found * rising)
-            found = found - step
-            if (step <= SETTLED * found).all():
-                break
-        return found
+        low = np.zeros_like(self.rates)
+        high = np.full_like(self.rates, min(places / (first_steps + decoding), 1.0 / max(prompt, 1e-12)))
+        for _ in range(HALVINGS):
+            middle = (low + high) / 2.0
+            share = middle * prompt
+            company = self._company_seconds(share) if self.tokens_after else 0.0
+            is_more = middle * (first_steps + decoding / (1.0 - share) + company) > places
+            low, high = np.where(is_more, low, middle), np.where(is_more, middle, high)
+        return high
 
     def _settle(self, found: Occupancy, residence: Floats) -> None:
         """How full the engine is, as its requests, its time and its arrivals see it."""
@@ -233,18 +219,27 @@ class _Steady:
         The prompts that arrive during a step are computed in the next one, so its length D follows
         D' = T + P x arrivals(D); its variance is rate P² (ca² + cs²) E(D) / (1 - prompt_share²).
         """
+        return self._excess_seconds_at(self.prompt_share)
+
+    def _excess_seconds_at(self, prompt_share: Floats) -> Floats:
         clumps = self.arrival_cv2 + self.prompt_cv2
-        return self.prompt_share * self.prompt_seconds * clumps / (1.0 - self.prompt_share**2)
+        return prompt_share * self.prompt_seconds * clumps / (1.0 - prompt_share**2)
 
     @property
     def company_seconds(self) -> Floats:
-        """How much later a request ends, [rates], for the prompts that came when it came.
+        """How much later a request ends, [rates], for the prompts that came when it came."""
+        return self._company_seconds(self.prompt_share)
+
+    def _company_seconds(self, prompt_share: Floats) -> Floats:
+        """The same where prompts take such a share of time.
 
         The step with its own prompt is longer than others, so more prompts arrive in it than in others, and
         so on: a geometric series in the prompts' share of time.
         """
-        beside = self.prompt_seconds * np.maximum(0.0, self.arrival_cv2) + self.prompt_share * self._excess_seconds
-        return beside * self.prompt_share / (1.0 - self.prompt_share)
+        beside = self.prompt_seconds * np.maximum(0.0, self.arrival_cv2) + prompt_share * self._excess_seconds_at(
+            prompt_share
+        )
+        return beside * prompt_share / (1.0 - prompt_share)
 
     def ttft(self) -> WaitThenServed:
         """Wait for a place, for the step that runs, and for earlier prompts; then the steps with the prompt."""

@@ -270,14 +270,13 @@ class Profile:
 def _check_parts(record: Mapping[str, Any]) -> None:
     """Refuse parts of a file that cannot be read, as they are no objects of what they are made of."""
     check_keys("profile", record, ("step_times", "drafting", "acceptance", "traces"), do=AGAIN)
-    for part in PARTS:
+    for part in ("step_times", *PARTS):
         check_type("profile", part, record.get(part, {}), dict, do=AGAIN)
     for part in ("served_steps", "drafting", "acceptance"):
         for name, one in record.get(part, {}).items():
             check_type(f"profile: {part}", name, one, dict, do=AGAIN)
     for name, where in record["traces"].items():
         check_type("profile: traces", name, where, str, do=AGAIN)
-    check_type("profile", "step_times", record["step_times"], dict, do=AGAIN)
 
 
 def _check_config(what: str, config: Mapping[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from typing import TypeGuard
 
 from forerun.errors import ConfigError
 
@@ -62,7 +63,7 @@ def check_schedule(what: str, name: str, value: object, *, do: str) -> None:
             )
 
 
-def is_number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[float]:
     """Whether a value is a number that can be computed with: finite, and not so long that no float has it."""
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return False

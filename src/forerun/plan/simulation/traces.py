@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import logging
-import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.errors import ConfigError, did_you_mean
+from forerun.plan.record_types import is_number
 from forerun.plan.simulation.requests import SimulatedRequest
 
 MOONCAKE_PIECE = 512  # tokens that a hash id of mooncake's traces names
@@ -45,12 +45,9 @@ class _Line:
         return value
 
     def number_of(self, name: str, value: object) -> float:
-        try:
-            if not isinstance(value, bool) and isinstance(value, (int, float)) and math.isfinite(value):
-                return float(value)
-        except OverflowError:  # an integer beyond all doubles
-            pass
-        raise self.error(f"got {name}={value!r:.60}; must be a number")
+        if not is_number(value):
+            raise self.error(f"got {name}={value!r:.60}; must be a number")
+        return float(value)
 
 
 def read_trace(path: Path, *, piece_size: int = MOONCAKE_PIECE) -> list[SimulatedRequest]:

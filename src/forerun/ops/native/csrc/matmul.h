@@ -245,7 +245,8 @@ void finish_sums(const Weight& weight, int64_t row, int64_t output, F16 first, F
 
 // All rows times one tile, in register tiles of nearly equal height. What comes next is fetched meanwhile, evenly, so that
 // memory never waits for the multiplying, nor the multiplying for memory: where the tile is read once, the same stream a little
-// further on, else the next tile, to be found in the cache by all readings.
+// further on, else the next tile, to be found in the cache by all readings. (With more than two readings there is time for any
+// way, and none beats all caches.)
 template <class Tile, class Value, class Finish>
 void multiply_all(const Weight& weight, Tile tile, int64_t index, const Value* rows, int64_t num_rows, const char* next,
                   const Finish& finish) {
