@@ -97,6 +97,13 @@ def test_an_image_is_refused_where_no_file_names_one(system, tmp_path):
         run("--plan", str(tmp_path), "--to", system, "--image", "registry/own:1")
 
 
+@pytest.mark.parametrize("system", ["vllm", "sglang", "trtllm", "ray"])
+def test_a_profile_is_refused_where_no_file_reads_it(system, tmp_path):
+    replace(PLAN, model="org/name").save(tmp_path)
+    with pytest.raises(ConfigError, match=r"--profile: .* those for forerun, compose, kubernetes, dynamo read it"):
+        run("--plan", str(tmp_path), "--to", system, "--profile", str(tmp_path))
+
+
 @pytest.mark.parametrize("system", ["compose", "kubernetes", "ray"])
 def test_an_image_is_named_where_a_file_has_one(system, tmp_path, capsys):
     replace(PLAN, model="org/name").save(tmp_path)

@@ -206,6 +206,14 @@ def test_an_answer_is_a_call_or_what_the_format_asks_for(either):
     assert choice.message.tool_calls is None
 
 
+@pytest.mark.parametrize(("wanted", "status"), [({"json_object": True}, 200), ({"regex": "a+"}, 400)])
+def test_kinds_of_structure_that_are_null_are_as_if_left_out(server, wanted, status):
+    body = {"messages": CHAT, "tools": TOOLS, "max_tokens": 5}
+    kinds = dict.fromkeys(("json", "regex", "choice", "grammar", "json_object", "structural_tag"))
+    found, _, answer = server.send("POST", "/v1/chat/completions", body | {"structured_outputs": kinds | wanted})
+    assert (found, answer.get("error", {}).get("param")) == (status, "tools" if status == 400 else None)
+
+
 def test_results_go_back_to_the_model(server, monkeypatch):
     message = create(server, tool_choice="required", parallel_tool_calls=False).choices[0].message
     (call,) = message.tool_calls

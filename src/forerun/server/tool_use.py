@@ -173,10 +173,11 @@ def _function(tool: ToolBody) -> Function:
 
 def _answer(wanted: Mapping[str, Any]) -> dict[str, Any]:
     """An answer other than calls, where its form is given too."""
-    if set(wanted) == {"json_object"}:
-        return {"type": "json_schema", "json_schema": {"type": "object"}}
-    if set(wanted) == {"json"} and isinstance(wanted["json"], Mapping):
-        return {"type": "json_schema", "json_schema": wanted["json"]}
+    match {name: value for name, value in wanted.items() if value is not None}:
+        case {"json_object": True, **others} if not others:
+            return {"type": "json_schema", "json_schema": {"type": "object"}}
+        case {"json": Mapping() as schema, **others} if not others:
+            return {"type": "json_schema", "json_schema": schema}
     raise ApiError(
         400,
         "tools: go with response_format json_schema or json_object only; leave one of them out, or set tool_choice",

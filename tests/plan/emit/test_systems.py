@@ -16,16 +16,23 @@ from forerun.errors import ConfigError
 from forerun.ops.native.formats import WEIGHT_FORMATS
 from forerun.plan.emit.emission import FORERUN_FORMATS
 from forerun.plan.emit.forerun_server import resources_of
-from forerun.plan.emit.systems import OWN, SYSTEMS, emit
+from forerun.plan.emit.systems import SYSTEMS, emit
 from forerun.plan.profile import Profile
 from forerun.plan.sla import Sla
 from tests.plan.emit import resources, schemas
 from tests.plan.emit.plans import APART, EAGLE3, NGRAM, PLAN, SCHEDULE, WINDOW, request, with_engine, write_profile
 
+OWN = [name for name, system in SYSTEMS.items() if system.is_own]
+
 
 @pytest.fixture
 def profile_folder(tmp_path):
     return write_profile(tmp_path)
+
+
+def asked_of(system, profile_folder, *plan, **changes):
+    """A request with the profile's folder for a system that reads it."""
+    return request(*plan, **changes, profile_folder=profile_folder if SYSTEMS[system].reads_profile else None)
 
 
 def commands(text):
@@ -46,8 +53,9 @@ def value(words, option):
 
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_files_are_the_same_each_time_and_scripts_are_valid(system, profile_folder):
-    files = emit(system, request(profile_folder=profile_folder)).files
-    assert files == emit(system, request(profile_folder=profile_folder)).files
+    asked = asked_of(system, profile_folder)
+    files = emit(system, asked).files
+    assert files == emit(system, asked).files
     for name, text in files.items():
         if name.endswith(".sh"):
             subprocess.run(["sh", "-n"], input=text, text=True, check=True)
@@ -204,7 +212,7 @@ def test_the_memory_of_a_server_has_room_for_the_drafters_part_of_each_block(pro
 @pytest.mark.parametrize("system", ["vllm", "ray", "dynamo"])
 def test_the_format_of_a_servers_weights_is_passed_on_to_vllm(system, profile_folder):
     plan = with_engine(PLAN, quantization="fp8")
-    for name, text in emit(system, request(plan, profile_folder=profile_folder)).files.items():
+    for name, text in emit(system, asked_of(system, profile_folder, plan)).files.items():
         assert "quantization" in text or name == "mocker.sh"
     (words,) = commands(emit("vllm", request(plan)).files["serve.sh"])
     assert value(words, "--quantization") == "fp8"
@@ -256,14 +264,14 @@ def test_an_engine_that_was_profiled_on_a_gpu_gets_one():
 def test_settings_of_foreruns_kernels_are_refused_elsewhere(system, profile_folder):
     plan = with_engine(PLAN, kernel_settings={"activation_dtype": "int8"})
     with pytest.raises(ConfigError, match="activation_dtype"):
-        emit(system, request(plan, profile_folder=profile_folder))
+        emit(system, asked_of(system, profile_folder, plan))
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_speculation_without_a_method_is_refused(system, profile_folder):
     plan = replace(PLAN, speculative_config={"num_speculative_tokens": 3})
     with pytest.raises(ConfigError, match="got method None"):
-        emit(system, request(plan, profile_folder=profile_folder))
+        emit(system, asked_of(system, profile_folder, plan))
 
 
 def test_ray_serves_the_replicas_with_vllm():
@@ -545,9 +553,9 @@ def test_phases_apart_are_refused_where_a_system_has_none(system):
 @pytest.mark.parametrize("system", [one for one in SYSTEMS if one not in OWN])
 def test_what_only_forerun_knows_is_refused_elsewhere(system, profile_folder):
     with pytest.raises(ConfigError, match="--model"):
-        emit(system, request(model="smollm2-135m", profile_folder=profile_folder))
+        emit(system, asked_of(system, profile_folder, model="smollm2-135m"))
     with pytest.raises(ConfigError, match="int8"):
-        emit(system, request(with_engine(PLAN, quantization="int8"), profile_folder=profile_folder))
+        emit(system, asked_of(system, profile_folder, with_engine(PLAN, quantization="int8")))
 
 
 def test_dynamo_needs_a_profile_and_an_sla_of_both(profile_folder):

@@ -25,7 +25,7 @@ class EmitRequest:
     """What is emitted.
 
     `plan` says what runs, under `model`, the name by which the system knows it. `profile_folder` is the folder of
-    `forerun profile` that the plan was made from; only systems that read measured latencies need it. `image`
+    `forerun profile` that the plan was made from, for systems that read one. `image`
     replaces the container image of systems that have one.
     """
 
