@@ -5,8 +5,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# Bytecode is made of what is imported, when it is: of all that is installed it takes a minute.
-export PIP_NO_COMPILE := 1
+# Bytecode is made of what is imported, when it is, and kept: of all that is installed it takes a minute (hence --no-compile). What
+# each start imports is imported once at the end of the installation.
+unexport PYTHONDONTWRITEBYTECODE
 # Where pip finds torch's CPU build if your index does not offer it; see pytorch.org, "Start locally".
 TORCH_INDEX ?=
 
@@ -27,7 +28,8 @@ $(STAMP): pyproject.toml setup.py constraints.txt $(wildcard src/forerun/ops/nat
 	@$(PYTHON) -m venv $(VENV) || { echo "cannot make a virtual environment; on Debian or Ubuntu: apt install python3-venv"; exit 2; }
 	@$(BIN)/pip --version >/dev/null || { echo "the virtual environment has no pip; on Debian or Ubuntu: apt install python3-venv, then make clean"; exit 2; }
 	BIN=$(BIN) TORCH_INDEX=$(TORCH_INDEX) sh scripts/install_torch.sh
-	$(BIN)/pip install --disable-pip-version-check -q -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install --disable-pip-version-check --no-compile -q -c constraints.txt -e '.[dev]'
+	$(BIN)/python -c 'import forerun.cli.app, forerun.llm, transformers'
 	@touch $@
 
 demo: install

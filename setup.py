@@ -2,13 +2,15 @@
 
 All else is in pyproject.toml.
 
-Where there is no compiler the package is installed without them: torch then computes. FORERUN_BUILD_LEVELS names levels to
-build and no others, or all, and they must be built. CFLAGS come after the flags of this file, so they win. They are built for
+Where there is no compiler the package is installed without them: torch then computes. A checkout that is used where it lies
+(pip install -e, build_ext --inplace) gets the levels that this machine runs, a package all of them. FORERUN_BUILD_LEVELS names
+levels to build and no others, or all, and they must be built. CFLAGS come after the flags of this file, so they win. They are built for
 the system that Python says it runs on, or for the one that _PYTHON_HOST_PLATFORM names, with the compilers CC and CXX:
 _PYTHON_HOST_PLATFORM=linux-aarch64 CC=aarch64-linux-gnu-gcc CXX=aarch64-linux-gnu-g++.
 """
 
 import copy
+import ctypes
 import os
 import platform
 import shlex
@@ -24,7 +26,8 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 SOURCES = Path("src/forerun/ops/native/csrc")
-PACKAGE = "forerun.ops.native"
+PREFIX = "forerun.ops.native.libforerun_"
+PROCESSOR = "processor"
 WARNINGS = ["-Wall", "-Wextra"]
 FLAGS = [
     "-std=c++20",
@@ -71,6 +74,30 @@ class BuildKernels(build_ext):
         super().initialize_options()
         self.parallel = True
 
+    def run(self):
+        """Compile the libraries, of a checkout those that are of use there."""
+        self.is_for_checkout = self.inplace or self.editable_mode
+        super().run()
+
+    def build_extensions(self):
+        """Leave out what would be compiled in vain, and remove what was compiled of it before, since it is stale."""
+        if self.is_for_checkout and not WANTED:
+            runs_here = self.ask_processor()
+            for ext in [ext for ext in self.extensions if not runs_here(level_of(ext))]:
+                self.extensions.remove(ext)
+                Path("src", self.get_ext_filename(ext.name)).unlink(missing_ok=True)
+        super().build_extensions()
+
+    def ask_processor(self):
+        """Build the library that knows which levels this machine runs; return a function that asks it, or says yes where none can."""
+        (processor,) = (ext for ext in self.extensions if level_of(ext) == PROCESSOR)
+        self.build_extension(processor)
+        try:
+            ask = ctypes.CDLL(str(Path(self.get_ext_fullpath(processor.name)).resolve())).forerun_runs_here
+        except OSError:  # there is no compiler, or one for another system
+            return lambda _: True
+        return lambda level: level == PROCESSOR or bool(ask(level.encode()))
+
     def build_extension(self, ext):
         """Compile each level in a folder of its own: they share a source, so their object files share a name."""
         alone = copy.copy(self)
@@ -97,7 +124,7 @@ class AnyPythonWheel(bdist_wheel):
 def library(name, source, flags=()):
     """One of the libraries, of a source beside the headers."""
     return Extension(
-        f"{PACKAGE}.libforerun_{name}",
+        f"{PREFIX}{name}",
         sources=[str(SOURCES / source)],
         depends=[str(header) for header in sorted(SOURCES.glob("*.h"))],
         extra_compile_args=[*FLAGS, *flags, *shlex.split(os.environ.get("CFLAGS", ""))],
@@ -107,13 +134,18 @@ def library(name, source, flags=()):
     )
 
 
+def level_of(ext):
+    """What `library` has named."""
+    return ext.name.removeprefix(PREFIX)
+
+
 # The level portable takes the compiler longest.
 LONGEST_FIRST = sorted(WANTED or LEVELS, key=lambda level: level != "portable")
 
 setup(
     ext_modules=[
         *(library(level, "cpu.cpp", LEVELS[level]) for level in LONGEST_FIRST),
-        library("processor", "processor.cpp"),
+        library(PROCESSOR, "processor.cpp"),
     ],
     cmdclass={"build_ext": BuildKernels, "bdist_wheel": AnyPythonWheel},
 )

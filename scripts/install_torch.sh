@@ -2,7 +2,7 @@
 # Installs the pinned torch into $BIN's environment: the CPU build where there is no NVIDIA GPU.
 set -eu
 version=$(sed -n 's/^torch==//p' constraints.txt)
-pip="$BIN/pip install --disable-pip-version-check -q -c constraints.txt"
+pip="$BIN/pip install --disable-pip-version-check --no-compile -q -c constraints.txt"
 if "$BIN/python" -c 'import torch' 2>/dev/null; then
     exit 0
 fi

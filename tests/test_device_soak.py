@@ -23,14 +23,9 @@ def tensor_bytes():
     return sum(storages.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "device_step"),
-    [
-        ("ngram", True),
-        pytest.param("ngram", False, marks=pytest.mark.slow),
-        pytest.param("eagle3", True, marks=pytest.mark.slow),
-        pytest.param("eagle3", False, marks=pytest.mark.slow),
-    ],
+    ("name", "device_step"), [("ngram", True), ("ngram", False), ("eagle3", True), ("eagle3", False)]
 )
 def test_nothing_is_held_after_a_round(name, device_step):
     llm = tiny_llm(CASES[name], device_step=device_step, max_num_seqs=4, num_gpu_blocks_override=96)

@@ -67,7 +67,9 @@ def test_what_is_simulated_right_has_no_error(profile, config, slowness):
     assert all(one["within_goal"] == 1 for one in summary([found]).values())
 
 
-@pytest.mark.parametrize(("config", "most"), [("plain", 0.03), ("auto", 0.05)])  # auto's lengths jump with the times
+@pytest.mark.parametrize(
+    ("config", "most"), [("plain", 0.03), pytest.param("auto", 0.05, marks=pytest.mark.slow)]
+)  # its lengths jump with the times
 def test_the_costs_of_a_server_are_found_from_loads_that_differ_and_simulate_them_right(profile, config, most):
     calibrations = [[served(profile, config, rate=rate)] for rate in (0.5, 8, 30)]
     found = fit_serving(calibrations, profile)

@@ -193,8 +193,8 @@ def test_auto_keeps_all_that_its_look_ups_remember(tmp_path):
     ("config", "without"),
     [
         ({"method": "auto", "auto_memory": 50.0}, {"auto_memory": 0}),
-        ({"method": "recycle"}, {"recycle_max_bytes": 0}),
-        ({"method": "suffix"}, {"suffix_decoding_max_cached_requests": 0}),
+        pytest.param({"method": "recycle"}, {"recycle_max_bytes": 0}, marks=pytest.mark.slow),
+        pytest.param({"method": "suffix"}, {"suffix_decoding_max_cached_requests": 0}, marks=pytest.mark.slow),
         ({"method": "suffix"}, {"suffix_decoding_max_bytes": 0}),
     ],
     ids=["auto", "recycle", "suffix without responses", "suffix without bytes"],

@@ -16,10 +16,12 @@ URLs that the server fetches                                            below
 from __future__ import annotations
 
 import ast
+import functools
 import json
 import pickle
 import socket
 import time
+from collections import defaultdict
 from contextlib import suppress
 from pathlib import Path
 
@@ -33,7 +35,6 @@ from forerun.server.protocol import MOST_COMPLETIONS, MOST_MESSAGES, MOST_PROMPT
 from tests.server.served import CHAT, NAME, PROMPT, chat_ids, chat_llm, served
 from tests.tiny_tokenizer import save_tiny_tokenizer
 
-SOURCES = [(path, ast.parse(path.read_text())) for path in sorted(Path(forerun.__file__).parent.rglob("*.py"))]
 UNPICKLING_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
 UNPICKLED_FROM_OWN_PROCESSES = {  # never from a socket that others reach
     ("contents.py", "pickle"),  # the same: a drafter's weights, which rank 0 lends the others
@@ -44,11 +45,18 @@ UNSAFE_METHODS = {"recv_pyobj", "send_pyobj", "Listener"}  # of zmq and multipro
 UNSAFE_CALLS = {"eval", "exec", "compile", "__import__"}
 
 
+@functools.cache
+def nodes_by_kind():
+    """Of all sources: kind -> (name of the file, node)."""
+    found = defaultdict(list)
+    for path in sorted(Path(forerun.__file__).parent.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            found[type(node)].append((path.name, node))
+    return found
+
+
 def nodes(kind):
-    for path, tree in SOURCES:
-        for node in ast.walk(tree):
-            if isinstance(node, kind):
-                yield path.name, node
+    return nodes_by_kind()[kind]
 
 
 class Touch:

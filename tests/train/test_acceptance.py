@@ -144,13 +144,13 @@ KINDS = {
 STATEFUL = ("eagle", "eagle3")
 """Kinds whose drawn drafts are looked at, for all that are written token by token."""
 
+SLOW = ("eagle", "peagle", "pard", "dflash", "medusa")
+"""Kinds whose training takes longest. Their drafts are held against formulas computed anew in `tests/drafters`, too."""
+
 
 def case_of(kind, *others):
-    """One of a test's cases; that of a kind that takes more steps than all others runs with the slow ones.
-
-    P-EAGLE's faults are those of eagle3, pard and dflash, which all runs look for.
-    """
-    return pytest.param(kind, *others, marks=pytest.mark.slow if kind == "peagle" else ())
+    """One of a test's cases."""
+    return pytest.param(kind, *others, marks=pytest.mark.slow if kind in SLOW else ())
 
 
 every_kind = pytest.mark.parametrize("kind", [case_of(kind) for kind in KINDS])
@@ -234,7 +234,7 @@ def test_on_the_native_kernels_in_bf16_it_is_accepted_alike(kind, bench):
     assert acceptance(bench.llm(kind, target=target), KINDS[kind].prompts) >= FLOOR
 
 
-@pytest.mark.parametrize("kind", STATEFUL)
+@pytest.mark.parametrize("kind", [case_of(kind) for kind in STATEFUL])
 @pytest.mark.parametrize(
     ("choice", "verifier", "floor"), [("coupled", "matching", 0.4), ("probabilistic", "standard", 0.55)]
 )

@@ -136,6 +136,7 @@ def test_a_head_is_trained_on_what_a_server_kept(tmp_path):
     assert "those of a server's users" in (tmp_path / "head" / "README.md").read_text()
 
 
+@pytest.mark.slow
 @needs_kernels
 def test_a_disk_that_is_full_whenever_tensors_are_written_costs_no_more_than_going_on(tmp_path, monkeypatch):
     asked = settings(tmp_path, count=20, epochs=2.0)

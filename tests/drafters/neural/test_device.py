@@ -140,7 +140,28 @@ HARD = [
     "dflash, a small tree",
 ]
 RECORDED = [*HARD, *(f"{head}, a small tree, some accepted" for head in ("peagle", "dflash"))]
-RUNS = [(case, "recorded" if case in RECORDED else "eagerly") for case in CASES]
+FORMS = [
+    *("medusa, coupled, of few tokens", "mlp_speculator", "pard, coupled", "peagle, coupled", "dflash, coupled"),
+    *(
+        "dflash, of one token",
+        "dflash from its anchor",
+        "medusa, a lopsided tree",
+        "medusa, a coupled tree of few tokens",
+    ),
+    *("mlp_speculator, a chain with runners-up", "mlp_speculator, a dynamic tree", "pard, a coupled tree"),
+    *("pard, a dynamic tree", "peagle, a lopsided tree", "peagle, a dynamic tree, some accepted"),
+    *("dflash, a coupled tree", "dflash, a dynamic tree, some accepted"),
+]
+"""Each form of draft with one head or another; the rest of the cases run with the slow ones."""
+
+RUNS = [
+    pytest.param(
+        case,
+        "recorded" if case in RECORDED else "eagerly",
+        marks=() if case in (*RECORDED, *FORMS) else pytest.mark.slow,
+    )
+    for case in CASES
+]
 RUNS += [(case, "under pressure") for case in HARD]
 
 

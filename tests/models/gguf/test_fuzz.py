@@ -52,7 +52,12 @@ VOCABULARIES = {
 }
 
 
-@pytest.mark.parametrize("kind", VOCABULARIES)
+LIKE_OTHERS = ("a token of megabytes", "ever longer tokens", "too many bytes")
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.slow if kind in LIKE_OTHERS else ()) for kind in VOCABULARIES]
+)
 def test_a_hostile_vocabulary_takes_little_memory(tmp_path, kind):
     make, said = VOCABULARIES[kind]
     words = make()

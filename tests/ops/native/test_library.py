@@ -68,6 +68,45 @@ def test_a_python_for_two_architectures_builds_the_kernels_and_the_wheel_of_the_
     assert for_two.endswith(f"py3 none macosx_11_0_{platform.machine()}\n")
 
 
+SAY_WHAT_IS_COMPILED = """
+import runpy, setuptools, sys
+given = {}
+setuptools.setup = lambda **named: given.update(named)
+runpy.run_path(sys.argv[1])
+Build = given["cmdclass"]["build_ext"]
+Build.ask_processor = lambda self: lambda level: level in ("portable", "processor")
+Build.build_extension = lambda self, ext: sys.stdout.write(ext.name + chr(10))
+Build.copy_extensions_to_source = lambda self: None
+build = Build(setuptools.Distribution({"ext_modules": given["ext_modules"]}))
+build.inplace = sys.argv[2] == "checkout"
+build.ensure_finalized()
+build.run()
+"""
+
+
+def test_a_checkout_gets_the_levels_that_run_here_and_keeps_no_stale_ones(tmp_path):
+    def compiled(use, wanted):
+        words = subprocess.check_output(
+            [sys.executable, "-c", SAY_WHAT_IS_COMPILED, str(ROOT / "setup.py"), use],
+            cwd=tmp_path,
+            env={**os.environ, "FORERUN_BUILD_LEVELS": wanted},
+            text=True,
+            timeout=60,
+        ).split()
+        return {word.removeprefix("forerun.ops.native.libforerun_") for word in words}
+
+    folder = tmp_path / "src/forerun/ops/native"
+    folder.mkdir(parents=True)
+    for level in LEVELS:
+        (folder / library_file(level).name).touch()
+    everything, useful = compiled("package", ""), {"portable", "processor"}
+    assert compiled("checkout", "all") == everything > useful
+    assert all((folder / library_file(level).name).exists() for level in LEVELS)
+    assert compiled("checkout", "") == useful
+    left = {level for level in LEVELS if (folder / library_file(level).name).exists()}
+    assert left == set(LEVELS) - (everything - useful)
+
+
 @needs_kernels
 def test_the_best_build_that_runs_here_is_reserved():
     assert load_kernels() is next(iter(KERNELS.values()))
