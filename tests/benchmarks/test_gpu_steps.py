@@ -10,6 +10,8 @@ import pytest
 from benchmarks import gpu_steps
 from tests.stand_in import save_stand_in
 
+pytestmark = pytest.mark.slow  # a tool for machines with a GPU
+
 QUESTIONS = ["rows", "idle", "small", "sampling", "capture"]
 
 
