@@ -90,8 +90,10 @@ class BuildKernels(build_ext):
 
     def ask_processor(self):
         """Build the library that knows which levels this machine runs; return a function that asks it, or says yes where none can."""
-        (processor,) = (ext for ext in self.extensions if level_of(ext) == PROCESSOR)
-        self.build_extension(processor)
+        libraries = self.extensions
+        (processor,) = self.extensions = [ext for ext in libraries if level_of(ext) == PROCESSOR]
+        super().build_extensions()  # which goes on where an optional one cannot be built
+        self.extensions = libraries
         try:
             ask = ctypes.CDLL(str(Path(self.get_ext_fullpath(processor.name)).resolve())).forerun_runs_here
         except OSError:  # there is no compiler, or one for another system

@@ -208,7 +208,15 @@ def test_pools_hold_the_latest_responses_that_fit_the_token_budget(responses, ma
         assert (0 if pool is None else len(pool) - 1) == sum(lengths) + len(lengths)  # a break after each
 
 
-@pytest.mark.parametrize(("max_bytes", "num_salts"), [(60_000, 30), (1_000_000, 1)])
+@pytest.mark.parametrize(
+    ("max_bytes", "num_salts"),
+    [
+        (60_000, 30),
+        (1_000_000, 1),
+        pytest.param(60_000, 1, marks=pytest.mark.slow),
+        pytest.param(1_000_000, 30, marks=pytest.mark.slow),
+    ],
+)
 def test_real_memory_stays_within_the_budget_of_bytes(max_bytes, num_salts):
     source = random.Random(0)
     responses = [[source.randrange(50_000) for _ in range(source.choice([5, 300, 1000]))] for _ in range(300)]

@@ -97,7 +97,7 @@ def reported(choice):
 def test_any_mixture_is_answered_as_without_drafts(server):
     statuses = set()
 
-    @settings(max_examples=6, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=10, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
     @given(st.lists(OPTIONS, min_size=NUM_CLIENTS, max_size=NUM_CLIENTS))
     def ask(bodies):
         with_drafts = list(threads.map(lambda body: answered(server, body), bodies))

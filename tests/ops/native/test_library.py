@@ -107,6 +107,13 @@ def test_a_checkout_gets_the_levels_that_run_here_and_keeps_no_stale_ones(tmp_pa
     assert left == set(LEVELS) - (everything - useful)
 
 
+def test_a_checkout_is_built_without_kernels_where_there_is_no_compiler(tmp_path):
+    command = [sys.executable, str(ROOT / "setup.py"), "build_ext", "--inplace"]
+    environment = {**os.environ, "CC": "false", "CXX": "false", "FORERUN_BUILD_LEVELS": ""}
+    subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, check=True, timeout=60)
+    assert not list(tmp_path.rglob("libforerun_*"))
+
+
 @needs_kernels
 def test_the_best_build_that_runs_here_is_reserved():
     assert load_kernels() is next(iter(KERNELS.values()))
