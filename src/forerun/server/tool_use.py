@@ -173,11 +173,11 @@ def _function(tool: ToolBody) -> Function:
 
 def _answer(wanted: Mapping[str, Any]) -> dict[str, Any]:
     """An answer other than calls, where its form is given too."""
-    match {name: value for name, value in wanted.items() if value is not None}:
-        case {"json_object": True, **others} if not others:
-            return {"type": "json_schema", "json_schema": {"type": "object"}}
-        case {"json": Mapping() as schema, **others} if not others:
-            return {"type": "json_schema", "json_schema": schema}
+    given = {name: value for name, value in wanted.items() if value is not None}
+    if given == {"json_object": True}:
+        return {"type": "json_schema", "json_schema": {"type": "object"}}
+    if set(given) == {"json"} and isinstance(given["json"], Mapping):
+        return {"type": "json_schema", "json_schema": given["json"]}
     raise ApiError(
         400,
         "tools: go with response_format json_schema or json_object only; leave one of them out, or set tool_choice",
