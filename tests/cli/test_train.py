@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import io
 import json
+import re
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 from rich.console import Console
 
 from forerun.cli import train as command
 from forerun.cli.app import INTERRUPTED, main
 from forerun.cli.train import parse_duration, stage_bars
 from forerun.train import estimates
+from forerun.train.packaging import model_card
 from forerun.train.run import StageReport
 from tests.native import needs_kernels
 from tests.train.target_folder import chat_model_folder
+from tests.trained_heads import save_trained_head
 
 
 @pytest.fixture
@@ -104,6 +109,31 @@ def test_what_an_estimate_refuses_it_refuses_again_before_more_is_written(
         assert main(["0.4" if word == "5" else word for word in argv]) == 2
         assert "at least 3 of 2048 tokens are needed" in capsys.readouterr().err
         assert done(tmp_path) == []
+
+
+@needs_kernels
+def test_a_run_that_goes_on_in_another_process_is_left_alone(
+    argv: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["0.4" if word == "5" else word for word in argv]) == 2  # there is a folder then
+    with FileLock(tmp_path / "head/training/lock"):
+        assert main(argv) == 2
+    assert "another process goes on with the run in" in capsys.readouterr().err
+    assert done(tmp_path) == []
+
+
+@needs_kernels
+def test_the_options_that_a_card_and_the_help_name_draft(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = str(save_trained_head(tmp_path, seed=1))
+    card = model_card(target="small", command="forerun train small", facts={}, measured=None)
+    (of_card,) = re.findall("`(--speculative-config[^`]*)`", card)
+    assert main(["train", "--help"]) == 0
+    (of_help,) = re.findall("--speculative-config '[^']*'", " ".join(capsys.readouterr().out.split()))
+    for options in (of_card.replace("FOLDER", folder), of_help.replace('"head"', json.dumps(folder))):
+        text = ["generate", str(chat_model_folder()), "Hello", "--max-tokens", "8", "--json"]
+        assert main([*text, *shlex.split(options)]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found["speculation"]["num_draft_tokens"] > 0
 
 
 def drawn(reports: list[StageReport], *, is_terminal: bool) -> str:

@@ -66,6 +66,12 @@ def test_a_byte_order_mark_and_other_ends_of_lines_are_no_part_of_a_prompt(tmp_p
         ({"prompt": " "}, "line 2 must be an object"),
         ({"turns": []}, "line 2 must be an object"),
         ({"messages": [{"role": "assistant", "content": "x"}]}, "line 2 must be an object"),
+        ({"messages": [{"role": "user", "content": " "}]}, "line 2 must be an object"),
+        (
+            {"messages": [{"role": "user", "content": "x"}, {"role": "tool", "content": "y"}]},
+            "of system, user and assis",
+        ),
+        ('{"prompt": "half \\ud83d"}', "line 2 has half of a surrogate pair"),
     ],
 )
 def test_the_first_bad_line_is_named(tmp_path, line, message):

@@ -281,6 +281,16 @@ def test_a_step_makes_all_tensors_on_the_targets_device(monkeypatch, attention):
     assert logits.isfinite().all()
 
 
+def test_a_state_of_a_head_that_drafts_other_tokens_is_refused(tmp_path):
+    path = tmp_path / "state.safetensors"
+    trainer().save(path)
+    begun = begin_from_block(chat_model(), DRAFT_IDS + 1 - DRAFT_IDS // 250, seed=0)
+    assert len(begun[1]["d2t"]) == len(DRAFT_IDS)
+    other = HeadTrainer(chat_model(), *begun, learned(), HeadSettings(num_steps=6))
+    with pytest.raises(ConfigError, match=r"the head in it drafts other tokens.*delete it to train from the beginning"):
+        other.resume(path)
+
+
 def test_a_state_that_is_none_is_refused(tmp_path):
     path = tmp_path / "state.safetensors"
     path.write_bytes(b"nonsense")

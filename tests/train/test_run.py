@@ -14,12 +14,14 @@ import torch
 from safetensors.torch import load_file
 
 from forerun import LLM, SamplingParams
-from forerun.errors import ConfigError, ModelError
+from forerun.errors import ConfigError, ModelError, RequestError
 from forerun.models.heads.eagle3 import load_eagle3
+from forerun.models.tokenizer import Tokenizer
 from forerun.train import estimates, head_trainer
 from forerun.train.run import TrainingRun
 from forerun.train.run_settings import RunSettings
 from forerun.train.texts import read_texts
+from forerun.train.writing import WritingLimits
 from tests.native import needs_kernels
 from tests.train.target_folder import chat_model_folder
 
@@ -212,10 +214,44 @@ def test_a_head_of_another_kind_is_not_trained_further(tmp_path):
 
 
 @needs_kernels
+def test_a_model_whose_template_leaves_no_room_is_refused_before_there_is_a_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr("forerun.train.run.WritingLimits", lambda: WritingLimits(most_conversation=16))
+    asked = settings(tmp_path, prompts=None, budget=200.0)
+    with pytest.raises(ConfigError, match=r"may have 16 tokens, of which its chat template takes \d+"):
+        TrainingRun(asked, lambda found: None)
+    assert not asked.output.exists()
+
+
+@needs_kernels
+def test_system_messages_that_a_template_refuses_are_refused_before_there_is_a_folder(tmp_path, monkeypatch):
+    asked = settings(tmp_path, prompts=tmp_path / "messages.jsonl")
+    messages = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi?"}]
+    asked.prompts.write_text('{"prompt": "Hi?"}\n' + json.dumps({"messages": messages}))
+    render_chat = Tokenizer.render_chat
+
+    def without_system(self, messages, **options):
+        if messages[0]["role"] == "system":
+            raise RequestError("messages: the chat template refuses them")
+        return render_chat(self, messages, **options)
+
+    monkeypatch.setattr(Tokenizer, "render_chat", without_system)
+    with pytest.raises(ConfigError, match="--prompts: has system messages, which this model does not take"):
+        TrainingRun(asked, lambda found: None)
+    assert not asked.output.exists()
+
+
+@needs_kernels
 def test_a_folder_of_another_run_is_refused(tmp_path):
     TrainingRun(settings(tmp_path), lambda found: None)
     with pytest.raises(ConfigError, match="seed 0 instead of 1; give the same command to go on"):
         TrainingRun(settings(tmp_path, seed=1), lambda found: None)
+
+
+@needs_kernels
+def test_a_head_is_not_stored_in_another_way_on_the_way(tmp_path):
+    TrainingRun(settings(tmp_path), lambda found: None)
+    with pytest.raises(ConfigError, match="is of a run with stored_as 'bf16' instead of 'int8'"):
+        TrainingRun(settings(tmp_path, stored_as="int8"), lambda found: None)
 
 
 @needs_kernels
@@ -259,10 +295,50 @@ def test_texts_of_another_run_are_trained_on_and_what_was_planned_stays(tmp_path
 
 
 @needs_kernels
-def test_texts_of_no_run_are_refused(tmp_path):
+def test_texts_that_were_taken_stay_when_another_estimate_is_made(tmp_path):
+    first = settings(tmp_path)
+    with pytest.raises(TornDownError):
+        TrainingRun(first, stop_in("mask")).go()
+    asked = replace(first, prompts=None, texts=(first.output,), output=tmp_path / "second")
+    run = TrainingRun(asked, lambda found: None)
+    run.estimate(seconds=0.2)
+    taken = run.folder.texts.read_bytes()
+    first.output.rename(tmp_path / "elsewhere")
+    again = TrainingRun(replace(asked, epochs=2.0), lambda found: None)
+    assert not again.is_estimated
+    again.estimate(seconds=0.2)
+    assert again.folder.texts.read_bytes() == taken
+    assert again.folder.progress.done == ["write"]
+
+
+@needs_kernels
+def test_the_card_names_the_origins_of_the_texts_of_all_runs_that_were_taken(tmp_path):
+    folders = []
+    for prompts in ("One?", "Two?"):
+        path = tmp_path / f"{prompts}.txt"
+        path.write_text(f"{prompts}\n" * 20)
+        asked = replace(settings(tmp_path, prompts=path), output=tmp_path / prompts)
+        run = TrainingRun(asked, lambda found: None)
+        run.write()
+        folders.append((run.settings.output, f"a file (digest {digest(path)})"))
+    outputs, origins = zip(*folders, strict=True)
+    both = TrainingRun(settings(tmp_path, prompts=None, texts=outputs), lambda found: None)
+    both.take_texts()
+    assert both._origin() == ", ".join(origins)
+    again = replace(both.settings, texts=(both.settings.output, outputs[0]), output=tmp_path / "again")
+    run = TrainingRun(again, lambda found: None)
+    run.take_texts()
+    assert run._origin() == ", ".join(origins)
+
+
+@needs_kernels
+def test_texts_that_are_not_there_are_refused_before_there_is_a_folder(tmp_path):
     asked = settings(tmp_path, prompts=None, texts=(tmp_path,))
     with pytest.raises(ConfigError, match="holds no texts of a training run"):
-        TrainingRun(asked, lambda found: None).go()
+        TrainingRun(asked, lambda found: None)
+    with pytest.raises(ConfigError, match=r"--from-pool: .*there is no such file"):
+        TrainingRun(replace(asked, texts=(), from_pool=tmp_path / "missing"), lambda found: None)
+    assert not asked.output.exists()
 
 
 @needs_kernels
@@ -319,6 +395,18 @@ def test_an_estimate_knows_what_is_written_and_is_noted_with_its_time(tmp_path):
 
 
 @needs_kernels
+def test_an_estimate_counts_conversations_that_come_to_nothing(tmp_path):
+    asked = settings(tmp_path, count=16)
+    with asked.prompts.open("a") as file:
+        file.writelines(json.dumps({"prompt": "too long " * 600 + str(number)}) + "\n" for number in range(48))
+    run = TrainingRun(asked, lambda found: None)
+    estimate = run.estimate(seconds=600.0)
+    texts = read_texts(run.folder.texts)
+    assert sum(not text.spans for text in texts) >= 48
+    assert estimate.num_written == pytest.approx(sum(text.num_written for text in texts))
+
+
+@needs_kernels
 def test_a_folder_with_something_else_is_left_alone(tmp_path):
     (tmp_path / "head").mkdir()
     (tmp_path / "head" / "mine").write_text("x")
@@ -338,6 +426,8 @@ def test_a_folder_with_something_else_is_left_alone(tmp_path):
         ({"epochs": math.inf}, "--epochs: got inf; must be above 0 and finite"),
         ({"epochs": math.nan}, "--epochs: got nan"),
         ({"learning_rate": 0.0}, "--learning-rate: got 0; must be above 0 and finite"),
+        ({"draft_vocab_size": 0}, "--draft-vocab-size: got 0; must be at least 1"),
+        ({"seed": 1 << 32}, "--seed: got 4294967296; must be from 0 to 4294967295"),
         ({"prompts": None}, "without --budget say how many"),
         ({"budget": 5.0}, "in which nothing can be trained"),
     ],
@@ -345,3 +435,8 @@ def test_a_folder_with_something_else_is_left_alone(tmp_path):
 def test_settings_that_do_not_fit_are_refused(tmp_path, changes, message):
     with pytest.raises(ConfigError, match=message):
         settings(tmp_path, **changes)
+
+
+def test_the_command_of_a_long_budget_can_be_given_again(tmp_path):
+    asked = settings(tmp_path, budget=14 * 86400.0)
+    assert " --budget 1209600s " in asked.command()

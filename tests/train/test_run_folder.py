@@ -67,6 +67,16 @@ def test_a_damaged_file_is_named(tmp_path, name, content):
         RunFolder(tmp_path / "head", IDENTITY)
 
 
+def test_a_run_goes_on_in_one_process_at_a_time_from_where_the_last_one_came(tmp_path):
+    first, second = (RunFolder(tmp_path / "head", IDENTITY) for _ in range(2))
+    with first.held():
+        with pytest.raises(ConfigError, match="another process goes on with the run"), second.held():
+            pass
+        first.finish("write")
+    with second.held():
+        assert second.is_done("write")
+
+
 def test_progress_that_does_not_fit_on_the_disk_leaves_that_from_before(tmp_path):
     folder = RunFolder(tmp_path / "head", IDENTITY)
     folder.spend("write", 3.0)

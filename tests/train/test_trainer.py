@@ -90,6 +90,27 @@ def test_what_cannot_be_trained_is_refused(changes, message):
         train_head(**arguments)
 
 
+@pytest.mark.parametrize("kind", RECIPES)
+def test_the_shortest_texts_that_are_taken_are_learnt(kind):
+    texts = [list(range(5 if kind == "dflash" else 2))]
+    head = train_head(kind, tiny_target(), texts, SHORT, config=CONFIGS.get(kind))
+    assert all(tensor.isfinite().all() for tensor in head.tensors.values())
+
+
+def test_texts_that_no_block_fits_in_are_refused():
+    with pytest.raises(
+        ConfigError, match="texts: got one of 4 tokens; each must have at least 5 for a head of kind 'dflash'"
+    ):
+        train_head("dflash", tiny_target(), [*TEXTS, [1, 2, 3, 4]])
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "peagle"])
+@pytest.mark.parametrize("size", [-1, 0, 98])
+def test_a_draft_vocabulary_that_the_target_does_not_have_is_refused(kind, size):
+    with pytest.raises(ConfigError, match=f"draft_vocab_size: got {size}; must be from 1 to 97"):
+        train_head(kind, tiny_target(), TEXTS, SHORT, config=AUX | {"draft_vocab_size": size})
+
+
 @needs_kernels
 def test_native_kernels_have_no_gradients():
     with pytest.raises(ConfigError, match="runs on kernels"):

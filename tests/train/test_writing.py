@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from forerun.config.settings import EngineSettings
@@ -11,7 +13,7 @@ from forerun.core.sampling_params import SamplingParams
 from forerun.llm import LLM
 from forerun.train.conversations import ChatMarks, GivenConversations, InventedConversations, Plan
 from forerun.train.texts import TextFile
-from forerun.train.writing import WritingLimits, converse, write_texts
+from forerun.train.writing import LEAST_QUESTION, WritingLimits, converse, write_texts
 from tests.native import needs_kernels
 from tests.train.target_folder import chat_model
 
@@ -71,6 +73,15 @@ def test_what_is_written_at_once_changes_no_text(tmp_path):
     write(tmp_path / "few", PLANS, limits=WritingLimits(most_conversation=256, most_answer=12, num_at_once=1))
     write(tmp_path / "many", PLANS, limits=WritingLimits(most_conversation=256, most_answer=12, num_at_once=8))
     assert read(tmp_path / "few") == read(tmp_path / "many")
+
+
+@needs_kernels
+def test_a_prompt_without_room_for_an_answer_spends_its_number_and_others_are_answered(tmp_path):
+    plans = GivenConversations(
+        prompts=[(None, ("too long " * 200,)), (None, ("Hello?",)), (None, ("too long " * 200,))]
+    )
+    assert write(tmp_path / "texts", plans, limits=replace(LIMITS, num_at_once=1))
+    assert {number: len(spans) for number, (_, _, spans) in read(tmp_path / "texts").items()} == {0: 0, 1: 1, 2: 0}
 
 
 def reply(tokenizer, text, *, finish_reason="stop"):
@@ -134,6 +145,18 @@ def test_a_conversation_stays_within_its_limits():
         temperature=0.0, max_tokens=min(12, 60 - first), seed=asked[0].sampling.seed, detokenize=False
     )
     assert len(text.token_ids) <= 60
+
+
+@pytest.mark.parametrize("room", [0, 1, 3])
+def test_no_question_is_asked_for_where_a_conversation_has_no_room_for_one(room):
+    tokenizer = chat_model().tokenizer
+    plan = Plan(number=0, questions=("Hi?", None), temperature=0.0)
+    answer = reply(tokenizer, "Yes.")
+    _, (_, asked) = had(plan, [answer, reply(tokenizer, "")])
+    limits = replace(LIMITS, most_conversation=len(asked.prompt_ids) + room)
+    text, asks = had(plan, [answer, reply(tokenizer, "")], limits=limits)
+    assert len(text.spans) == 1
+    assert [ask.sampling.max_tokens for ask in asks[1:]] == [room] * (room >= LEAST_QUESTION)
 
 
 def test_invented_conversations_end_when_time_is_up(tmp_path):

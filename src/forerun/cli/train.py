@@ -115,7 +115,8 @@ def train(
         forerun train smollm2-135m --output head --budget 3h --dry-run
         forerun train smollm2-135m --output head --budget 3h
         forerun train smollm2-135m --output head --magpie 20000 --epochs 3 --exclude mt_bench.jsonl
-        forerun generate smollm2-135m "Hello" --speculative-config.method eagle3 --speculative-config.model head
+        forerun generate smollm2-135m "Hello" \\
+            --speculative-config '{"method": "eagle3", "model": "head", "num_speculative_tokens": 3}'
     """
     set_torch_environment()
     loading.pull_if_needed(model)
@@ -127,14 +128,15 @@ def train(
     console = Console(stderr=True, highlight=False)
     with resumable(lambda: not dry_run), stage_bars(console) as report, tempfile.TemporaryDirectory() as scratch:
         run = TrainingRun(replace(settings, output=Path(scratch) / "head") if dry_run else settings, report)
-        if dry_run or not run.is_estimated:
-            estimate = run.estimate()
-            _show_estimate(console, estimate)
-        if dry_run:
-            if json_output:
-                print(json.dumps(asdict(estimate)))
-            return
-        measured = run.go()
+        with run.folder.held():
+            if dry_run or not run.is_estimated:
+                estimate = run.estimate()
+                _show_estimate(console, estimate)
+            if dry_run:
+                if json_output:
+                    print(json.dumps(asdict(estimate)))
+                return
+            measured = run.go()
     if json_output:
         print(json.dumps({"head": str(output), **measured.to_json()}))
     else:

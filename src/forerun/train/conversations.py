@@ -19,6 +19,9 @@ TEMPERATURES = (0.0, 0.7, 1.0)
 TURN_COUNTS = (1, 1, 1, 2, 3)
 """How many questions an invented conversation has: one of these, each as likely."""
 
+ROLES = ("system", "user", "assistant")
+"""Of the messages of a conversation in a file."""
+
 USER, ANSWER, NEXT = "FIRST_QUESTION_HERE", "ANSWER_HERE", "NEXT_QUESTION_HERE"
 
 
@@ -49,6 +52,11 @@ class Plans(Protocol):
         """How many there are; None: as many as there is time for."""
         ...
 
+    @property
+    def system(self) -> str | None:
+        """A system message of theirs; None where there is none."""
+        ...
+
     def plan(self, number: int) -> Plan:
         """Conversation `number`, counted from 0."""
         ...
@@ -60,6 +68,11 @@ class InventedConversations:
 
     count: int | None
     seed: int
+
+    @property
+    def system(self) -> str | None:
+        """See `Plans`."""
+        return None
 
     def plan(self, number: int) -> Plan:
         """See `Plans`."""
@@ -83,6 +96,11 @@ class GivenConversations:
         """See `Plans`."""
         return len(self.prompts)
 
+    @property
+    def system(self) -> str | None:
+        """See `Plans`."""
+        return next((system for system, _ in self.prompts if system is not None), None)
+
     def plan(self, number: int) -> Plan:
         """See `Plans`."""
         system, questions = self.prompts[number]
@@ -96,7 +114,8 @@ def read_conversations(path: Path) -> GivenConversations:
     The assistant's messages are left out, since the target writes its own.
 
     Raises:
-        ConfigError: the file cannot be read or is empty, or a line is in another form; the first such line is named.
+        ConfigError: the file cannot be read or is empty, or a line is in another form or no Unicode text; the first such
+            line is named.
     """
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")  # splitlines would cut texts at U+2028 too
@@ -122,8 +141,16 @@ def _of_json(line: str, where: str) -> tuple[str | None, tuple[str, ...]]:
     if found is None:
         raise ConfigError(
             f'--prompts: {where} must be an object with a text under "prompt", a list of texts under "turns", or of '
-            f'{{"role": ..., "content": ...}} under "messages" with one of the user; got {line:.60}'
+            f'{{"role": ..., "content": ...}} under "messages", of system, user and assistant, with one of the user; '
+            f"got {line:.60}"
         )
+    system, questions = found
+    try:
+        "".join((system or "", *questions)).encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"--prompts: {where} has half of a surrogate pair ({error}); write whole Unicode characters"
+        ) from None
     return found
 
 
@@ -133,18 +160,22 @@ def _parts(record: Mapping[str, Any]) -> tuple[str | None, tuple[str, ...]] | No
         return (None, (record["prompt"],)) if record["prompt"].strip() else None
     if isinstance(record.get("turns"), list):
         turns = record["turns"]
-        return (None, tuple(turns)) if turns and all(isinstance(turn, str) and turn.strip() for turn in turns) else None
+        return (None, tuple(turns)) if _are_questions(turns) else None
     messages = record.get("messages")
     if not isinstance(messages, list) or not all(_is_message(message) for message in messages):
         return None
     of_role = {
         role: [message["content"] for message in messages if message["role"] == role] for role in ("system", "user")
     }
-    return ("\n\n".join(of_role["system"]) or None, tuple(of_role["user"])) if of_role["user"] else None
+    return ("\n\n".join(of_role["system"]) or None, tuple(of_role["user"])) if _are_questions(of_role["user"]) else None
+
+
+def _are_questions(values: Sequence[Any]) -> bool:
+    return bool(values) and all(isinstance(value, str) and value.strip() for value in values)
 
 
 def _is_message(value: Any) -> bool:
-    return isinstance(value, Mapping) and isinstance(value.get("role"), str) and isinstance(value.get("content"), str)
+    return isinstance(value, Mapping) and value.get("role") in ROLES and isinstance(value.get("content"), str)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,7 +37,7 @@ class Rates:
         training: tokens trained in a second, prompts included.
         measuring: seconds in which a head's acceptance is measured.
         timing: seconds in which times with and without the best head are compared.
-        per_text: tokens of answers in a conversation.
+        per_text: tokens of answers in a conversation, those that came to nothing included.
         overhead: tokens of texts / tokens of answers.
         num_weights: of the head.
         memory_bytes: of this process at its largest, writing and training included; None if that is not known.

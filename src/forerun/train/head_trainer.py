@@ -218,7 +218,10 @@ class HeadTrainer:
                 metadata, names = file.metadata() or {}, set(file.keys())
                 self.step, self.num_tokens = int(metadata["step"]), int(metadata["num_tokens"])
                 for name, master in self._masters.items():
-                    master.data.copy_(file.get_tensor(name))
+                    stored = file.get_tensor(name)
+                    if not master.requires_grad and not torch.equal(stored.to(self._device), master):
+                        raise ValueError(f"{name}: the head in it drafts other tokens")
+                    master.data.copy_(stored)
                     if f"exp_avg/{name}" in names:
                         self._optimizer.state[master] = {
                             kind: file.get_tensor(f"{kind}/{name}").to(self._device, copy=True) for kind in MOMENTS

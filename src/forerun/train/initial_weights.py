@@ -91,7 +91,11 @@ def init_eagle(model: TargetModel, changes: Mapping[str, Any], first: InitialWei
 
 
 def init_eagle3(model: TargetModel, changes: Mapping[str, Any], first: InitialWeights) -> dict[str, Any]:
-    """Begin an EAGLE-3 head; with a `draft_vocab_size` below the target's, its LM head is initialised with the target's rows."""
+    """Begin an EAGLE-3 head; with a `draft_vocab_size` below the target's, its LM head is initialised with the target's rows.
+
+    Raises:
+        ConfigError: the draft vocabulary is empty or larger than the target's.
+    """
     last = model.num_layers
     own = {
         "architectures": ["LlamaForCausalLMEagle3"],
@@ -99,6 +103,10 @@ def init_eagle3(model: TargetModel, changes: Mapping[str, Any], first: InitialWe
         "eagle_aux_hidden_state_layer_ids": sorted({min(2, last), last // 2, max(last - 3, 0)}),
     }
     config = {**llama_config(model), **own, **changes}
+    if not 1 <= config["draft_vocab_size"] <= model.vocab_size:
+        raise ConfigError(
+            f"draft_vocab_size: got {config['draft_vocab_size']}; must be from 1 to {model.vocab_size}, the target's vocabulary"
+        )
     width, num_features = config["hidden_size"], len(config["eagle_aux_hidden_state_layer_ids"])
     first.matrix("fc", width, num_features * model.hidden_size)
     first.layer("midlayer.", config, inputs=2 * width)

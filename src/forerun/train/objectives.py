@@ -102,7 +102,7 @@ def mlp_speculator_loss(speculator: MLPSpeculator, batch: Batch) -> Tensor:
     """MLP speculator (arXiv 2404.19124): from every position each step predicts a token, fed with the text's own."""
     hidden = batch.features["last_hidden"]
     states, loss = speculator.begin(hidden), hidden.new_zeros(())
-    for index in range(speculator.num_steps):
+    for index in range(min(speculator.num_steps, batch.token_ids.shape[1] - 1)):
         states = states[:, :-1]
         read = batch.token_ids[:, 1 + index :]
         logits, flat = speculator.step(index, read.flatten(), states.flatten(0, 1))

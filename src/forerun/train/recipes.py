@@ -46,11 +46,15 @@ Build = Callable[[Mapping[str, Any], Checkpoint, LoadedTarget], Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """How to train heads of one kind."""
+    """How to train heads of one kind.
+
+    `least_text` says, by config.json's content, how many tokens a text must have to teach anything.
+    """
 
     init: Init
     build: Build
     loss: Callable[[Any, Batch], Tensor]
+    least_text: Callable[[Mapping[str, Any]], int] = lambda content: 2  # noqa: ARG005 - a token and its next
 
 
 def from_tensors(head: Callable[[HeadReader], Any], rename: Rename = str, *, checks_ids: bool = True) -> Build:
@@ -112,6 +116,7 @@ RECIPES: dict[str, Recipe] = {
         init=initial_weights.init_dflash,
         build=build_dflash,
         loss=dflash_loss,
+        least_text=lambda content: content["block_size"] + 1,
     ),
 }
 """Method of the drafter -> how its heads are trained."""

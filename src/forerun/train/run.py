@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from forerun.build import load_target
 from forerun.config.settings import EngineSettings
 from forerun.config.speculative_config import SpeculativeConfig
 from forerun.drafters.pool_files import ModelIdentity
-from forerun.errors import ConfigError
+from forerun.errors import ConfigError, RequestError
 from forerun.executor.host_copies import free_bytes
 from forerun.llm import LLM
 from forerun.models.download import sha256_of
@@ -38,7 +39,7 @@ from forerun.train.observer import LAST
 from forerun.train.packaging import model_card, save_head, write_text
 from forerun.train.pooled_texts import read_pooled_texts
 from forerun.train.probing import WritingPace, measuring_seconds, peak_memory, quick_texts, training_rate
-from forerun.train.run_folder import RunFolder, texts_of_run
+from forerun.train.run_folder import RunFolder, is_begun, read_origins, texts_of_run
 from forerun.train.run_settings import RunSettings, origin_of
 from forerun.train.selection import LearnedText, Selection, read_excluded, select
 from forerun.train.served_head import check_served_head
@@ -46,7 +47,7 @@ from forerun.train.stage_clock import StageClock
 from forerun.train.target import BLOCK_SIZE
 from forerun.train.texts import TextFile, WrittenText
 from forerun.train.trained_head import begin_from_head, draft_ids_of
-from forerun.train.writing import NUM_AT_ONCE, WritingLimits, write_texts
+from forerun.train.writing import LEAST_ANSWER, LEAST_QUESTION, NUM_AT_ONCE, WritingLimits, write_texts
 
 WRITE_SHARE, TRAIN_SHARE = 0.35, 0.58
 """Shares of the time budget; the rest is for measuring."""
@@ -113,12 +114,21 @@ class TrainingRun:
             max_num_seqs=self._limits.num_at_once,
             num_gpu_blocks_override=_num_blocks(self._limits),
         )
-        ChatMarks.read(self.tokenizer)
+        self._check_room(ChatMarks.read(self.tokenizer))
+        if self.plans.system is not None:
+            try:
+                ChatMarks.read(self.tokenizer, system=self.plans.system)
+            except RequestError as error:
+                raise ConfigError(
+                    f"--prompts: has system messages, which this model does not take ({error}); leave them out"
+                ) from None
         if self.plans.count is not None:  # too few even if each conversation were as long as it may be
             most = self.plans.count * self._limits.most_conversation * (settings.epochs or MOST_EPOCHS)
             count_steps(most, settings.batch_tokens)
         self._begun = None if settings.begin_with is None else begin_from_head(settings.begin_with, self.target)
         self._identity = settings.identity(path)
+        if not is_begun(settings.output):
+            self._read_sources()  # before there is a folder: one without texts would hold back the right command
         self.folder = RunFolder(settings.output, self._identity)
         self.folder.check_extent(settings.extent())
 
@@ -194,19 +204,23 @@ class TrainingRun:
             ConfigError: there are none, or they are of another model.
         """
         self.folder.texts.unlink(missing_ok=True)
+        origins: list[dict[str, Any]] = []
         with TextFile(self.folder.texts) as file:
-            if self.settings.from_pool is not None:
-                model = ModelIdentity(fingerprint=self._identity["fingerprint"], name=self.settings.model)
-                for text in read_pooled_texts(self.settings.from_pool, model):
-                    file.append(text)
-            for index, source in enumerate(self.settings.texts):
-                texts, origin = texts_of_run(source, self._identity["fingerprint"])
-                if index == 0:
-                    shutil.copyfile(origin, self.folder.origin)
+            for texts, writers in self._read_sources():
+                origins += [writer for writer in writers if writer not in origins]
                 first = 1 + max((text.number for text in file.texts), default=-1)
                 for text in texts:
                     file.append(replace(text, number=first + text.number))
+        write_text(self.folder.origins, json.dumps(origins, indent=2) + "\n")
         self.folder.finish("write")
+
+    def _read_sources(self) -> list[tuple[list[WrittenText], list[dict[str, Any]]]]:
+        """Read the texts that other runs have written so far, each with the settings of those that did, or a server's."""
+        fingerprint = self._identity["fingerprint"]
+        if self.settings.from_pool is None:
+            return [texts_of_run(source, fingerprint) for source in self.settings.texts]
+        model = ModelIdentity(fingerprint=fingerprint, name=self.settings.model)
+        return [(read_pooled_texts(self.settings.from_pool, model), [])]
 
     def mask(self) -> Selection:
         """Select what is learnt of the texts; it takes seconds, so it is done anew each time."""
@@ -354,11 +368,12 @@ class TrainingRun:
         if self.settings.budget is not None and not self.folder.is_done("write"):
             self._check_budget(self.settings.budget)
         writing = None
-        if self._takes_texts:
-            self.take_texts()
-        elif not self.folder.is_done("write"):
-            spent = self.folder.progress.seconds.get("write", 0.0)
-            writing = self.write(most_seconds=spent + seconds).answers_per_second
+        if not self.folder.is_done("write"):
+            if self._takes_texts:
+                self.take_texts()
+            else:
+                spent = self.folder.progress.seconds.get("write", 0.0)
+                writing = self.write(most_seconds=spent + seconds).answers_per_second
         with TextFile(self.folder.texts) as file:
             texts, num_written = file.texts, file.num_written
         selection = self._select(texts)
@@ -374,7 +389,7 @@ class TrainingRun:
             training=training,
             measuring=measuring,
             timing=timing,
-            per_text=num_written / max(1, sum(bool(text.spans) for text in texts)),
+            per_text=num_written / len(texts),
             overhead=sum(len(text.token_ids) for text in texts) / max(1, num_written),
             num_weights=num_weights,
             memory_bytes=peak_memory(),
@@ -429,6 +444,20 @@ class TrainingRun:
         left = (WRITE_SHARE + TRAIN_SHARE) * budget - sum(self.folder.progress.seconds.values())
         count_steps(max(0.0, left) * rate, self.settings.batch_tokens)
 
+    def _check_room(self, marks: ChatMarks) -> None:
+        """Refuse a model whose chat template leaves no room for a question and an answer.
+
+        Raises:
+            ConfigError: it leaves none.
+        """
+        most = self._limits.most_conversation
+        num_marks = len(self.tokenizer.encode(marks.begin + marks.answer, add_special_tokens=False))
+        if most < num_marks + LEAST_QUESTION + LEAST_ANSWER:
+            raise ConfigError(
+                f"model: its conversations may have {most} tokens, of which its chat template takes {num_marks}; use another "
+                "model"
+            )
+
     def _select(self, texts: Sequence[WrittenText], *, excluded: frozenset[tuple[str, ...]] = frozenset()) -> Selection:
         """Select what is learnt of texts, and what is held out.
 
@@ -477,9 +506,8 @@ class TrainingRun:
 
     def _origin(self) -> str:
         """Where the texts came from."""
-        if not self.folder.origin.exists():
-            return origin_of(self._identity)
-        return origin_of(json.loads(self.folder.origin.read_text(encoding="utf-8")))
+        writers = read_origins(self.folder.origins) or [self._identity]
+        return ", ".join(dict.fromkeys(map(origin_of, writers)))
 
     @property
     def _takes_texts(self) -> bool:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock, Timeout
 
 from forerun.errors import ConfigError
 from forerun.train.measuring import Measurement
@@ -16,7 +19,7 @@ from forerun.train.texts import WrittenText, read_texts
 WORK = "training"  # subfolder of the output
 SETTINGS = "settings.json"  # in it: what a run cannot change on the way
 TEXTS = "texts.bin"  # likewise
-ORIGIN = "origin.json"  # likewise: settings of the run that wrote the texts, if it was another
+ORIGINS = "origin.json"  # likewise: settings of the runs that wrote the texts, if those were others
 
 
 @dataclass(slots=True, kw_only=True)
@@ -55,11 +58,11 @@ class RunFolder:
         """
         self.output, self.work = output, output / WORK
         self.texts, self.state = self.work / TEXTS, self.work / "state.safetensors"
-        self.origin = self.work / ORIGIN
+        self.origins = self.work / ORIGINS
         self.heads, self.features = self.work / "heads", self.work / "features"
         self._progress_file = self.work / "progress.json"
         settings_file = self.work / SETTINGS
-        if settings_file.exists():
+        if is_begun(output):
             _check_same(_read_settings(settings_file), dict(identity), output)
         elif not self._may_begin():
             raise ConfigError(f"--output: {output} exists and is no folder of a training run; give another")
@@ -72,6 +75,27 @@ class RunFolder:
                 ) from error
             write_text(settings_file, json.dumps(dict(identity), indent=2) + "\n")
         self.progress = self._load()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the folder, as it is now, for this process alone: two that went on at once would spoil each other's files.
+
+        Raises:
+            ConfigError: another process goes on with the run.
+        """
+        try:
+            lock = FileLock(self.work / "lock").acquire(timeout=0)
+        except Timeout:
+            raise ConfigError(
+                f"--output: another process goes on with the run in {self.output}; wait for it, or give another folder"
+            ) from None
+        except OSError as error:
+            raise ConfigError(
+                f"--output: cannot write in {self.work} ({error}); give a place that can be written"
+            ) from error
+        with lock:
+            self.progress = self._load()
+            yield
 
     def head(self, step: int) -> Path:
         """The folder of the head as it was after a step."""
@@ -135,8 +159,13 @@ class RunFolder:
             raise ConfigError(f"{self._progress_file}: cannot be read ({error}); delete it") from error
 
 
-def texts_of_run(output: Path, fingerprint: str) -> tuple[list[WrittenText], Path]:
-    """Read the texts that another run has written so far; the second is the file that says where they came from.
+def is_begun(output: Path) -> bool:
+    """Whether a run has begun in a folder: it goes on there or not at all."""
+    return (output / WORK / SETTINGS).exists()
+
+
+def texts_of_run(output: Path, fingerprint: str) -> tuple[list[WrittenText], list[dict[str, Any]]]:
+    """Read the texts of another run so far, and the settings of those that wrote them: it, or those that it took them from.
 
     Raises:
         ConfigError: there are none, or another model wrote them than the one with this fingerprint.
@@ -145,14 +174,26 @@ def texts_of_run(output: Path, fingerprint: str) -> tuple[list[WrittenText], Pat
     try:
         written = json.loads((work / SETTINGS).read_text(encoding="utf-8"))
         texts = read_texts(work / TEXTS)
+        writers = read_origins(work / ORIGINS) or [written]
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"--texts: {output} holds no texts of a training run ({error}); give the --output of one"
         ) from None
     if written.get("fingerprint") != fingerprint:
         raise ConfigError(f"--texts: {output} is of another model; give texts that this one wrote")
-    origin = work / ORIGIN
-    return texts, origin if origin.exists() else work / SETTINGS
+    return texts, writers
+
+
+def read_origins(path: Path) -> list[dict[str, Any]]:
+    """Read the settings of the runs that wrote the texts of one which took them; none where it wrote them itself.
+
+    Raises:
+        OSError, ValueError: the file cannot be read.
+    """
+    if not path.exists():
+        return []
+    stored = json.loads(path.read_text(encoding="utf-8"))
+    return stored if isinstance(stored, list) else [stored]  # there was one before several could be
 
 
 def _read_settings(path: Path) -> dict[str, Any]:

@@ -65,10 +65,16 @@ class RunSettings:
         if len(given) > 1:
             first, second = (name.replace("_", "-") for name in given[:2])
             raise ConfigError(f"--{first} and --{second} are both given; keep one")
-        if self.magpie is not None and self.magpie < 1:
-            raise ConfigError(f"--magpie: got {self.magpie}; must be at least 1")
-        if self.batch_tokens < 1:
-            raise ConfigError(f"--batch-tokens: got {self.batch_tokens}; must be at least 1")
+        counts = (
+            ("magpie", self.magpie),
+            ("draft-vocab-size", self.draft_vocab_size),
+            ("batch-tokens", self.batch_tokens),
+        )
+        for option, count in counts:
+            if count is not None and count < 1:
+                raise ConfigError(f"--{option}: got {count}; must be at least 1")
+        if not 0 <= self.seed < 1 << 32:
+            raise ConfigError(f"--seed: got {self.seed}; must be from 0 to {(1 << 32) - 1}")
         for option, number in (("epochs", self.epochs), ("learning-rate", self.learning_rate)):
             if number is not None and not 0 < number < math.inf:
                 raise ConfigError(f"--{option}: got {number:g}; must be above 0 and finite")
@@ -100,6 +106,7 @@ class RunSettings:
             "exclude": [_digest("--exclude", path) for path in self.exclude],
             "draft_vocab_size": self.draft_vocab_size,
             "layout": self.layout,
+            "stored_as": self.stored_as,
             "learning_rate": self.learning_rate,
             "batch_tokens": self.batch_tokens,
             "seed": self.seed,
@@ -114,7 +121,7 @@ class RunSettings:
                 if one is True:
                     options.append(f"--{option.name.replace('_', '-')}")
                 elif one != option.default:
-                    shown = one.name if isinstance(one, Path) else f"{one:g}s" if option.name == "budget" else one
+                    shown = one.name if isinstance(one, Path) else f"{one:.15g}s" if option.name == "budget" else one
                     options.append(f"--{option.name.replace('_', '-')} {shown}")
         return " ".join(["forerun train", self.model, *options, "--output", self.output.name])
 

@@ -105,6 +105,12 @@ def train_head(
     recipe = RECIPES[kind]
     first = InitialWeights(_count_tokens(texts, target), seed=settings.seed)
     content = recipe.init(target.model, config or {}, first)
+    shortest, least = min(map(len, texts)), recipe.least_text(content)
+    if shortest < least:
+        raise ConfigError(
+            f"texts: got one of {shortest} tokens; each must have at least {least} for a head of kind {kind!r}; leave shorter "
+            "ones out"
+        )
     tensors = {name: _master(tensor, target.model.device) for name, tensor in first.tensors.items()}
     trained = [tensor for tensor in tensors.values() if tensor.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=settings.learning_rate, betas=settings.betas, weight_decay=0.0)

@@ -64,8 +64,12 @@ def converse(plan: Plan, marks: ChatMarks, tokenizer: Tokenizer, limits: Writing
         question = given
         if question is None:
             opening = "" if turn else plan.opening
-            sampling = _sampling(chance, temperature=QUESTION_TEMPERATURE, top_p=0.95, max_tokens=limits.most_question)
-            reply = yield Ask(prompt_ids=_joined(ids, tokenizer, f"{before}{opening}"), sampling=sampling)
+            begun = _joined(ids, tokenizer, f"{before}{opening}")
+            room = min(limits.most_question, limits.most_conversation - len(begun))
+            if room < LEAST_QUESTION:
+                break
+            sampling = _sampling(chance, temperature=QUESTION_TEMPERATURE, top_p=0.95, max_tokens=room)
+            reply = yield Ask(prompt_ids=begun, sampling=sampling)
             question = _question(opening, reply, tokenizer)
             if question is None:
                 break
@@ -140,19 +144,23 @@ class _Talks:
 
     def begin(self, number: int, conversation: Conversation) -> None:
         """Begin a conversation."""
-        self._submit(str(number), conversation, next(conversation))
+        self._advance(str(number), conversation, None)
 
     def go_on(self, output: RequestOutput) -> None:
-        """Give a conversation what it asked for: it asks on, or its text is added to the file."""
+        """Give a conversation what it asked for."""
         conversation = self.running.pop(output.request_id)
         if output.error is not None:
             raise RequestError(f"the target failed while it wrote: {output.error}")
+        self._advance(output.request_id, conversation, output.outputs[0])
+
+    def _advance(self, request_id: str, conversation: Conversation, reply: CompletionOutput | None) -> None:
+        """Take a conversation from its beginning or a reply to what it asks next; where it asks no more, its text is kept."""
         try:
-            ask = conversation.send(output.outputs[0])
+            ask = next(conversation) if reply is None else conversation.send(reply)
         except StopIteration as ended:
             self._file.append(ended.value)
         else:
-            self._submit(output.request_id, conversation, ask)
+            self._submit(request_id, conversation, ask)
 
     def _submit(self, request_id: str, conversation: Conversation, ask: Ask) -> None:
         sampling = ask.sampling if self._kept is None else _keeping(ask.sampling, self._kept.path(int(request_id)))
