@@ -99,6 +99,7 @@ TEXT = {"kind": "a", "temperature": 0.0, "prompt": [1], "answer": [2], "top": [[
     [
         ([], 'line 1: must begin with an object that has "recording": 1'),
         ([TEXT], 'line 1: must begin with an object that has "recording": 1'),
+        ([HEAD | {"recording": True}, TEXT], 'line 1: must begin with an object that has "recording": 1'),
         ([{"recording": 1}], "line 1: lacks 'model'"),
         ([HEAD], "has no text"),
         ([HEAD, {**TEXT, "top": [[2]]}], 'line 2: "top" and "logprobs"'),

@@ -80,6 +80,25 @@ def test_wrong_options_are_named(files, capsys, options, message):
     assert message in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--model", "another-model"), ("--max-tokens", "32"), ("--temperatures", "0.5"), ("--prompts", "one.txt")],
+)
+def test_texts_other_than_those_recorded_are_refused(files, capsys, tmp_path, monkeypatch, option, value):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "one.txt").write_text("one prompt\n")
+    assert run(files, option, value) == 2
+    error = capsys.readouterr().err
+    assert f"{option}: got " in error
+    assert "was recorded with" in error
+
+
+def test_the_command_that_recorded_can_be_given_again(files):
+    recording = ("--model", str(files / "model"), "--prompts", str(files / "chat.txt"), "--max-tokens", "16")
+    assert run(files, *recording) == 0
+    assert run(files, *recording, "--temperatures", "0,1") == 0
+
+
 def test_without_a_recording_a_model_must_be_named(files, tmp_path, capsys):
     configs = str(files / "configs.yaml")
     assert main(["bench", "replay", str(tmp_path / "none.jsonl"), "--configs", configs]) != 0

@@ -107,6 +107,16 @@ def test_warm_ups_have_prompts_of_their_own_and_do_not_count(run, server):
     assert (len(prompts), len(set(prompts)), report["completed"], report["spec_decode_num_drafts"]) == (7, 7, 5, 50)
 
 
+def test_warm_ups_are_as_many_as_asked_for_where_a_file_has_fewer(run, server, tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("\n".join(json.dumps({"prompt": f"one two {word}"}) for word in ("a", "b", "c")))
+    for num_prompts in (2, 3):
+        server.bodies.clear()
+        options = ("--dataset-name", "custom", "--dataset-path", str(file), "--num-prompts", str(num_prompts))
+        run("--num-warmups", "4", "--no-oversample", *options, random=False)
+        assert len(server.bodies) == 4 + num_prompts
+
+
 def test_max_concurrency_holds_at_the_server(run, server):
     server.delay = 0.02
     run("--max-concurrency", "2")
@@ -246,6 +256,13 @@ def test_without_a_server_it_ends_with_one_line(run):
 def test_a_server_without_models_needs_the_option_model(run, server):
     server.listed = []
     assert "give --model" in run(code=2).err
+
+
+@pytest.mark.parametrize("seconds", ["-1", "nan", "inf"])
+def test_a_time_of_rest_that_is_none_is_refused_before_anything_is_sent(seconds, server, capsys):
+    assert main(["bench", "serve", "--base-url", server.url, "--energy-idle-seconds", seconds]) == 2
+    assert f"--energy-idle-seconds: got {seconds}; must be 0" in capsys.readouterr().err
+    assert not server.bodies
 
 
 @pytest.mark.parametrize(

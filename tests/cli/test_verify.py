@@ -63,6 +63,13 @@ def test_a_lossy_configuration_fails_and_is_called_lossy(model, capsys):
     assert "lossy by design" in capsys.readouterr().out
 
 
+def test_samples_that_could_tell_nothing_are_no_proof(model, capsys):
+    assert main(["verify", model, *QUICK[:2], *QUICK[4:], "--num-samples", "1"]) == 1
+    shown = capsys.readouterr().out
+    assert "untested" in shown
+    assert "FAILED: the sampled check tested no draft" in " ".join(shown.split())
+
+
 def test_prompts_come_from_a_file(model, capsys, tmp_path):
     file = tmp_path / "prompts.txt"
     file.write_text("one two one two one two\n\nthree four three four\n")

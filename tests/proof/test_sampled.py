@@ -8,8 +8,13 @@ import pytest
 
 from forerun.proof.adversary import AdversarialDrafter
 from forerun.proof.report import Verdict
-from forerun.proof.sampled import chi_square, plan_experiment, run_experiment
+from forerun.proof.sampled import PATH_LENGTH, chi_square, plan_experiment, run_experiment
+from forerun.verify import block
+from forerun.verify.matching import match
+from forerun.verify.rejection import acceptance_ratio
 from tests.engines import tiny_llm
+
+HOSTILE = {"method": AdversarialDrafter, "num_speculative_tokens": 4}
 
 
 def test_counts_as_expected_give_zero():
@@ -27,6 +32,10 @@ def test_rare_outcomes_are_merged_into_one_cell():
     assert (statistic, degrees) == (0.0, 1)
 
 
+def test_samples_too_few_for_any_path_have_no_degree_of_freedom():
+    assert chi_square({(0,): 2, (2,): 1}, {(0,): 0.7, (1,): 0.1, (2,): 0.2}, 3) == (0.0, 0)
+
+
 def test_path_probabilities_sum_to_one():
     experiment = plan_experiment(tiny_llm(), num_tokens=4, seed_text_ids=[3, 1, 4])
     assert len(experiment.path_probs) == 64
@@ -34,9 +43,40 @@ def test_path_probabilities_sum_to_one():
 
 
 def test_a_verifier_that_forgets_the_residual_is_caught(monkeypatch):
-    config = {"method": AdversarialDrafter, "num_speculative_tokens": 4, "rejection_sample_method": "standard"}
-    llm = tiny_llm(config)
+    llm = tiny_llm(HOSTILE | {"rejection_sample_method": "standard"})
     experiment = plan_experiment(llm, num_tokens=5, seed_text_ids=[3, 1, 4, 1, 5])
     monkeypatch.setattr("forerun.verify.rejection._after_rejection", lambda target_probs, draft, node: target_probs)
     finding = run_experiment(llm, experiment, num_samples=1500, name="planted", seed=1)
     assert finding.verdict is Verdict.BUG
+
+
+def test_a_verifier_that_judges_a_path_by_its_last_token_alone_is_caught(monkeypatch):
+    llm = tiny_llm(HOSTILE | {"rejection_sample_method": "block"})
+    experiment = plan_experiment(llm, num_tokens=5, seed_text_ids=[3, 1, 4, 1, 5])
+    monkeypatch.setattr(
+        block._Place, "reach_of", lambda place, child, draft: min(acceptance_ratio(place.left, draft, child), 1.0)
+    )
+    finding = run_experiment(llm, experiment, num_samples=900, name="planted", seed=1)
+    assert finding.verdict is Verdict.BUG
+
+
+@pytest.mark.parametrize("num_text_ids", [5, 6])
+def test_adversarial_chains_and_trees_are_both_verified_to_the_path_s_end(monkeypatch, num_text_ids):
+    met = []
+
+    def note(draft, target):
+        met.append((draft.is_chain, max(len(draft.path(node)) for node in range(len(draft)))))
+        return match(draft, target)
+
+    llm = tiny_llm(HOSTILE)
+    experiment = plan_experiment(llm, num_tokens=5, seed_text_ids=list(range(num_text_ids)))
+    monkeypatch.setattr("forerun.verify.matching.match", note)
+    run_experiment(llm, experiment, num_samples=20, name="hostile", seed=1)
+    deep_enough = {is_chain for is_chain, depth in met if depth >= PATH_LENGTH - 1}
+    assert deep_enough == {True, False}
+
+
+def test_one_sample_proves_nothing():
+    llm = tiny_llm(HOSTILE)
+    experiment = plan_experiment(llm, num_tokens=5, seed_text_ids=[3, 1, 4, 1, 5])
+    assert run_experiment(llm, experiment, num_samples=1, name="hostile", seed=1).verdict is Verdict.UNTESTED

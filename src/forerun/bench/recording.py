@@ -22,6 +22,7 @@ import numpy.typing as npt
 from forerun.bench.instruments import Progress, no_progress
 from forerun.bench.machine import describe_kernels
 from forerun.bench.offline import check_outputs
+from forerun.core.file_version import is_version
 from forerun.core.outputs import RequestOutput, TokenLogprobs
 from forerun.core.sampling_params import SamplingParams
 from forerun.core.whole_file import whole_file
@@ -201,7 +202,7 @@ def read_recording(path: Path) -> Recording:
         with _open(path, "rt") as file:
             lines = _numbered_json(file)
             number, first = next(lines, (1, {}))
-            if not isinstance(first, dict) or first.get("recording") != VERSION:
+            if not isinstance(first, dict) or not is_version(first.get("recording"), VERSION):
                 raise ValueError(f'must begin with an object that has "recording": {VERSION}')
             info = RecordingInfo(**{name: first[name] for name in RecordingInfo.__dataclass_fields__})
             texts = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -99,6 +100,7 @@ def replay(
     if not texts.exists():
         _record(texts, recording, engine)
     found = read_recording(texts)
+    _refuse_other_texts(texts, found, recording)
     with status() as progress:
         outcomes = judge_recording(found, named, pass_costs, progress=progress)
     report.write(
@@ -144,6 +146,31 @@ def _record(path: Path, options: RecordingOptions, engine: EngineOptions) -> Non
             llm, token_ids, max_tokens=options.max_tokens, temperatures=options.temperatures, progress=progress
         )
     write_recording(found, path)
+
+
+def _refuse_other_texts(path: Path, found: Recording, options: RecordingOptions) -> None:
+    """Refuse to judge a recording that is not of the texts that the options ask for.
+
+    Raises:
+        ConfigError: it is of another model, other kinds or numbers of prompts, lengths or temperatures.
+    """
+    temperatures = tuple(dict.fromkeys(text.temperature for text in found.texts))
+    of_one = f", temperature {temperatures[0]:g}"
+    kinds = Counter(text.kind.removesuffix(of_one) for text in found.texts if text.temperature == temperatures[0])
+    prompts = None if options.prompts is None else {kind: len(of) for kind, of in read_kinds(options.prompts).items()}
+    asked: dict[str, tuple[object, object]] = {
+        "--model": (options.model, found.info.model),
+        "--prompts": (prompts, dict(kinds)),
+        "--max-tokens": (options.max_tokens, found.info.max_tokens),
+        "--temperatures": (options.temperatures, temperatures),
+    }
+    unasked = (None, RECORDING.max_tokens, RECORDING.temperatures)  # the defaults, which say nothing
+    for option, (wanted, recorded) in asked.items():
+        if wanted not in (*unasked, recorded):
+            raise ConfigError(
+                f"{option}: got {wanted}; {path} is there already and was recorded with {recorded}; leave the option out, or "
+                "give another file to record"
+            )
 
 
 def _show(recording: Recording, outcomes: Sequence[ReplayOutcome], console: Console) -> None:

@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
+from itertools import cycle, islice
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Group, Parameter
@@ -119,8 +120,7 @@ def _make_load(
     chat = server.backend == "openai-chat"
     needed = tokenizer.get() if dataset.needs_tokenizer(chat=chat) else None
     drawn = draw_requests(dataset, needed, dataset.num_prompts + traffic.num_warmups)
-    requests = drawn[: dataset.num_prompts]
-    spare = drawn[dataset.num_prompts :] or requests
+    requests, spare = drawn[: dataset.num_prompts], drawn[dataset.num_prompts :]
     return Load(
         base_url=server.url,
         model_id=model.root,
@@ -132,7 +132,7 @@ def _make_load(
             headers=server.headers,
         ),
         requests=requests,
-        warmups=spare[: traffic.num_warmups],
+        warmups=list(islice(cycle([*spare, *requests]), traffic.num_warmups)),
         traffic=traffic,
         seed=dataset.seed,
         id_prefix=server.id_prefix,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import uuid
 from collections.abc import Sequence
@@ -167,6 +168,10 @@ class FigureOptions:
 
     def __post_init__(self) -> None:
         _ = self.metrics, self.percents, self.goals
+        if not 0 <= self.energy_idle_seconds < math.inf:
+            raise ConfigError(
+                f"--energy-idle-seconds: got {self.energy_idle_seconds:g}; must be 0, for no figures net of it, or more"
+            )
 
     @property
     def metrics(self) -> list[str]:

@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 ENGINE = EngineOptions()
 FAILED = 1
 
+REMEDIES = {
+    "greedy": "give prompts that are drafted for, or more tokens (--max-tokens)",
+    "sampled": "give more samples (--num-samples)",
+}
+
 
 @command
 def verify(
@@ -95,6 +100,8 @@ def show(report: ProofReport, console: Console) -> None:
 
 
 def _conclusion(report: ProofReport) -> str:
+    if report.untested:
+        return "; ".join(f"FAILED: the {kind} check tested no draft; {REMEDIES[kind]}" for kind in report.untested)
     if not report.passed:
         return "FAILED: see the verdicts above"
     if report.is_bit_identical:

@@ -13,7 +13,8 @@ from forerun.drafters.base import DraftContext, DraftRequest, TargetInfo
 class AdversarialDrafter:
     """Drafts tokens that the request allows, sampled from a skewed distribution.
 
-    Steps alternate between a chain of sampled tokens and a tree of two siblings with one child each. The
+    Chains of sampled tokens and trees of two siblings with one child each take turns, from step to step and from
+    seed to seed, so that samples of one prompt meet both after each of its tokens. The
     draft probabilities rise in the order of the allowed tokens, which are listed from the target's most
     to its least likely: a verifier with a wrong residual distribution fails most clearly on them.
     """
@@ -38,7 +39,7 @@ class AdversarialDrafter:
         allowed = sequence.sampling.allowed_token_ids or list(range(min(8, self._vocab_size)))
         weights = torch.arange(1, len(allowed) + 1, dtype=torch.float64)
         odds = weights / weights.sum()
-        parents: tuple[int, ...] = (-1, 0, 1) if len(sequence) % 2 else (-1, -1, 0, 1)
+        parents: tuple[int, ...] = (-1, 0, 1) if (len(sequence) + sequence.seed) % 2 else (-1, -1, 0, 1)
         row = torch.zeros(self._vocab_size)
         row[allowed] = odds.float()
         draws = [uniform(sequence.seed, len(sequence), Stream.DRAFT, index=node) for node in range(len(parents))]

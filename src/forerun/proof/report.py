@@ -13,7 +13,8 @@ class Verdict(StrEnum):
     BIT_IDENTICAL: text and logprobs are equal to the last bit. EQUAL: the text is. TIE: the texts part
     where rounding can reverse the order of the target's two best tokens. FITS: the samples agree with the
     target's distribution. BUG: the difference exceeds ties and chance; on the native kernels, any
-    difference. UNTESTED: nothing was drafted.
+    difference. UNTESTED: nothing was drafted, or the samples are too few to tell one text from
+    another.
     """
 
     BIT_IDENTICAL = "bit-identical"
@@ -72,8 +73,16 @@ class ProofReport:
     def passed(self) -> bool:
         """Whether no check found a bug and drafts were tested by both the greedy and the sampled checks."""
         findings: list[GreedyFinding | SampledFinding] = [*self.greedy, *self.sampled]
-        tested = all(any(f.num_draft_tokens for f in kind) for kind in (self.greedy, self.sampled))
-        return tested and all(finding.verdict is not Verdict.BUG for finding in findings)
+        return not self.untested and all(finding.verdict is not Verdict.BUG for finding in findings)
+
+    @property
+    def untested(self) -> list[str]:
+        """The kinds of check that tested no draft."""
+        is_tested = {
+            "greedy": any(finding.num_draft_tokens for finding in self.greedy),
+            "sampled": any(finding.verdict is not Verdict.UNTESTED for finding in self.sampled),
+        }
+        return [kind for kind, tested in is_tested.items() if not tested]
 
     @property
     def is_bit_identical(self) -> bool:

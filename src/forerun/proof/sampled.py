@@ -18,7 +18,8 @@ from forerun.core.sampling_params import SamplingParams
 from forerun.llm import LLM
 from forerun.proof.report import SampledFinding, Verdict
 
-PATH_LENGTH = 3  # tokens per sample
+PATH_LENGTH = 3  # tokens per sample that are compared
+NUM_BEYOND = 3  # sampled after these, since a draft is never longer than what is still to be written but one
 MIN_EXPECTED = 5.0  # cells with a smaller expected count are merged (Cochran's rule)
 
 TEMPERATURES = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 9.0)  # tried in order until enough paths are likely
@@ -95,12 +96,16 @@ def _num_likely(path_probs: Mapping[Path, float]) -> float:
 
 
 def run_experiment(llm: LLM, experiment: NarrowExperiment, *, num_samples: int, name: str, seed: int) -> SampledFinding:
-    """Sample paths with speculation on and test them against the exact probabilities."""
+    """Sample paths with speculation on and test them against the exact probabilities.
+
+    A text's first token comes from the prompt, and a draft for all that follow in its path must be allowed to be that long: so the
+    texts are longer than what is compared of them.
+    """
     llm.reset_stats()
     sampling = [
         SamplingParams(
             temperature=experiment.temperature,
-            max_tokens=PATH_LENGTH,
+            max_tokens=PATH_LENGTH + NUM_BEYOND,
             allowed_token_ids=experiment.token_ids,
             ignore_eos=True,
             detokenize=False,
@@ -109,11 +114,12 @@ def run_experiment(llm: LLM, experiment: NarrowExperiment, *, num_samples: int, 
         for i in range(num_samples)
     ]
     outputs = llm.generate([{"prompt_token_ids": experiment.prompt_ids}] * num_samples, sampling, use_tqdm=False)
-    counts = Counter(tuple(output.outputs[0].token_ids) for output in outputs)
+    counts = Counter(tuple(output.outputs[0].token_ids[:PATH_LENGTH]) for output in outputs)
     statistic, degrees = chi_square(counts, experiment.path_probs, num_samples)
     threshold = degrees + 10 * math.sqrt(2 * degrees)
     stats = llm.stats.speculation
-    verdict = Verdict.BUG if statistic > threshold else Verdict.FITS if stats.num_draft_tokens else Verdict.UNTESTED
+    is_tested = stats.num_draft_tokens > 0 and degrees > 0
+    verdict = Verdict.BUG if statistic > threshold else Verdict.FITS if is_tested else Verdict.UNTESTED
     return SampledFinding(
         drafter=name,
         num_samples=num_samples,
@@ -129,7 +135,8 @@ def run_experiment(llm: LLM, experiment: NarrowExperiment, *, num_samples: int, 
 def chi_square(counts: Mapping[Path, int], probs: Mapping[Path, float], num_samples: int) -> tuple[float, int]:
     """Pearson's statistic and its degrees of freedom; rare cells are merged into one.
 
-    An outcome outside `probs` is impossible under the target: the statistic is then infinite.
+    Where all are rare one cell is left, of no degree of freedom: so few samples tell nothing. An outcome outside `probs` is
+    impossible under the target: the statistic is then infinite.
     """
     if any(path not in probs for path in counts):
         return math.inf, len(probs) - 1
@@ -146,4 +153,4 @@ def chi_square(counts: Mapping[Path, int], probs: Mapping[Path, float], num_samp
     if rare_expected > 0:
         statistic += (rare_count - rare_expected) ** 2 / max(rare_expected, MIN_EXPECTED)
         num_cells += 1
-    return statistic, max(1, num_cells - 1)
+    return (statistic, num_cells - 1) if num_cells > 1 else (0.0, 0)

@@ -68,6 +68,12 @@ def test_acceptance_is_that_between_the_looks():
     }
 
 
+def test_a_server_that_counts_drafted_tokens_but_no_drafts_has_a_rate_alone():
+    found = DraftCounts(0, 60, 30, {0: 20, 1: 10}).to_json()
+    assert (found["spec_decode_acceptance_rate"], found["spec_decode_acceptance_length"]) == (50.0, None)
+    assert found["spec_decode_per_position_acceptance_rates"] == []
+
+
 def test_a_server_that_drafted_nothing_or_began_anew_has_no_acceptance():
     counts = DraftCounts(10, 30, 12, {0: 8})
     assert counts.since(counts) is None

@@ -151,7 +151,9 @@ class DraftCounts:
 
     @property
     def acceptance_per_position(self) -> list[float]:
-        """Share of the drafts whose token at each position was accepted."""
+        """Share of the drafts whose token at each position was accepted; empty where a server counts no drafts."""
+        if not self.num_drafts:
+            return []
         return [count / self.num_drafts for _, count in sorted(self.accepted_per_position.items())]
 
     def since(self, earlier: DraftCounts) -> DraftCounts | None:
