@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 import threading
 import time
 
 import pytest
+import torch
 
 from forerun import SamplingParams
+from forerun.core.structured_outputs import StructuredOutputs
 from forerun.errors import RequestError
-from forerun.grammar.compiler import CompiledGrammar
+from forerun.grammar.compiler import CompiledGrammar, Compiler
+from forerun.grammar.sequence import SequenceGrammar
 from forerun.ops.grammar import GrammarNotReadyError
 from tests.engines import tiny_llm
-from tests.grammars import EOS, SCHEMA, begin, encode, text_target
+from tests.grammars import EOS, SCHEMA, begin, encode, text_target, tokenizer
 from tests.native import needs_kernels
+from tests.stand_in import VOCAB_SIZE
 
 HEAVY = {"regex": "[x-z]{3}" + "(.?a?)" * 300 + "(.?b?)" * 300}
 """Takes more work than a grammar may after three characters."""
@@ -154,6 +159,40 @@ def test_ordinary_tokens_spell_the_text_of_a_special_one(wanted, text):
         assert SPECIAL.isdisjoint(following)
         assert SPECIAL.isdisjoint(grammar.forced(token_ids[:place]))
         assert allowed(begin(**wanted), [], token_ids[:place]) == following
+    assert allowed(grammar, token_ids) == [EOS]
+
+
+def with_end(kind):
+    """The tokenizer's definition with an end named "END": special, ordinary, or a mere word of the vocabulary."""
+    described = json.loads(tokenizer().definition.replace("<|im_end|>", "END"))
+    others = [token for token in described["added_tokens"] if token["id"] != EOS]
+    end = next(token for token in described["added_tokens"] if token["id"] == EOS)
+    described["added_tokens"] = others if kind == "word" else [*others, end | {"special": kind == "special"}]
+    return json.dumps(described)
+
+
+@pytest.mark.parametrize("kind", ["special", "ordinary", "word"])
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"choice": ["aENDb"]},
+        {"regex": "aENDb"},
+        {"grammar": 'start: "aENDb"'},
+        {"structural_tag": {"format": {"type": "const_string", "value": "aENDb"}}},
+        {"structural_tag": {"format": {"type": "tag", "begin": "a", "content": {"type": "any_text"}, "end": "ENDb"}}},
+    ],
+)
+def test_ordinary_tokens_spell_the_text_of_an_end_whatever_the_tokenizer_calls_it(kind, wanted):
+    compiler = Compiler(with_end(kind), vocab_size=VOCAB_SIZE, eos_token_ids=frozenset({EOS}))
+    mask = torch.arange(VOCAB_SIZE) == EOS
+    compiled = compiler.compile(StructuredOutputs(**wanted))
+    grammar = SequenceGrammar(compiled, eos_mask=mask, eos_token_ids=frozenset({EOS}))
+    token_ids = encode("aENDb")
+    for place, token_id in enumerate(token_ids):
+        following = allowed(grammar, token_ids[:place])
+        assert token_id in following
+        assert EOS not in following
+        assert EOS not in grammar.forced(token_ids[:place])
     assert allowed(grammar, token_ids) == [EOS]
 
 

@@ -67,6 +67,7 @@ replace(DeploymentPlan.load_file(folder), model="Mod\\xe8le").save(folder)
     ("change", "said"),
     [
         ({"version": 2}, "version 2; must be 1"),
+        ({"version": True}, "version True; must be 1"),
         ({"layout": "apart"}, "must be aggregated or disaggregated"),
         ({"replica": 1}, "did you mean 'replicas'"),
         ({"engine": {"max_num_seq": 1}}, "did you mean 'max_num_seqs'"),

@@ -131,6 +131,9 @@ def test_damaged_files_are_refused_with_their_name(tmp_path: Path) -> None:
     random_trace().save(path)
     with np.load(path) as found:
         arrays = dict(found)
+    np.savez(path, **arrays | {"version": np.array(True)})
+    with pytest.raises(ConfigError, match="is of version True; must be 1"):
+        DraftTrace.load(path)
     np.savez(path, **arrays | {"parents": arrays["parents"][:-1]})
     with pytest.raises(ConfigError, match="parents has shape"):
         DraftTrace.load(path)

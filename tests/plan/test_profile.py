@@ -68,6 +68,7 @@ def _leave_out(folder: Path, key: str) -> None:
     ("changes", "message"),
     [
         ({"profile": 99}, "is of version 99"),
+        ({"profile": True}, "is of version True"),
         ({"num_blocks": 0}, "got num_blocks=0"),
         ({"kv_bytes_per_token": -5}, "got kv_bytes_per_token=-5; must be a whole number, at least 1"),
         ({"kv_bytes_per_token": "many"}, "got kv_bytes_per_token='many'; must be a whole number"),

@@ -154,7 +154,9 @@ def test_what_is_missing_is_said() -> None:
         StepTimeModel.fit(decoding[:1])
 
 
-@pytest.mark.parametrize("broken", [{"version": 2}, {"weights": [1.0]}, {"weights": [math.nan] * 11}, {"measured": 3}])
+@pytest.mark.parametrize(
+    "broken", [{"version": 2}, {"version": True}, {"weights": [1.0]}, {"weights": [math.nan] * 11}, {"measured": 3}]
+)
 def test_a_damaged_record_is_refused(broken: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match="profile again"):
         StepTimeModel.from_json(TRUE.to_json() | broken)

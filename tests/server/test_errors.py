@@ -193,23 +193,93 @@ def test_rules_that_leave_no_token_are_the_callers_fault(plain, stream):
         assert "forbid every token" in error["message"]
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_grammar_that_takes_too_much_work_while_it_runs_is_the_callers_fault(plain, stream):
-    schema = {"type": "object", "properties": {f"p{place}": {"type": "integer"} for place in range(2000)}}
-    fields = {"max_tokens": 40, "structured_outputs": {"json": schema}, "temperature": 1, "seed": 1}
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        (
+            {"forerun": {"speculation": "maybe", "num_speculative_tokens": "3"}},
+            "forerun.speculation: input should be 'on' or 'off'",
+        ),
+        ({"tools": [{"type": "custom"}]}, "tools.0.type: input should be 'function'"),
+        ({"prediction": {"type": "x"}}, "prediction.type: input should be 'content'"),
+        (
+            {"messages": [{"role": "user", "content": 5}]},
+            "messages.0.content: input should be a valid string, or input should be a valid list",
+        ),
+        (
+            {"messages": [{"role": "user", "contents": "a"}]},
+            "messages.0: has no content, and role 'user'; give it a text, which may be empty",
+        ),
+        (
+            {"messages": [*CHAT, {"role": "tool", "content": None}]},
+            "messages.1: has no content, and role 'tool'; give it a text, which may be empty",
+        ),
+        ({"stop": [1]}, "stop: input should be a valid string"),
+        (
+            {"tool_choice": "any"},
+            "tool_choice: input should be 'none', 'auto' or 'required', or input should be a valid dictionary or object to "
+            "extract fields from",
+        ),
+    ],
+)
+def test_of_several_mistakes_one_is_told_and_of_a_value_of_several_types_what_it_may_be(plain, fields, told):
+    status, error = refusal(plain, "/v1/chat/completions", TALK | fields)
+    assert (status, error["message"], error["param"]) == (400, told, next(iter(fields)))
+
+
+HEAVY = {"type": "object", "properties": {f"p{place}": {"type": "integer"} for place in range(2000)}}
+"""A schema that compiles, and takes more work than a grammar may while a text is written."""
+
+
+def failure(server, path, body, *, stream):
+    """The error that ends a request of the client's fault while it runs."""
     if stream:
-        *_, last = plain.stream("/v1/completions", TEXT | fields)
-        error = last["error"]
-    else:
-        status, error = refusal(plain, "/v1/completions", TEXT | fields)
-        assert status == 400
-    assert error["type"] == "invalid_request_error"
-    assert "too much work" in error["message"]
+        *_, last = server.stream(path, body)
+        return last["error"]
+    status, error = refusal(server, path, body)
+    assert status == 400
+    return error
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("/v1/completions", {"structured_outputs": {"json": HEAVY}}, "structured_outputs"),
+        (
+            "/v1/completions",
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": HEAVY}}},
+            "response_format",
+        ),
+        (
+            "/v1/chat/completions",
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": HEAVY}}},
+            "response_format",
+        ),
+    ],
+)
+def test_a_grammar_that_takes_too_much_work_while_it_runs_is_the_fault_of_the_field_that_asked_for_it(
+    plain, path, fields, param, stream
+):
+    about = TALK if "chat" in path else TEXT
+    error = failure(plain, path, about | fields | {"max_tokens": 40, "temperature": 1, "seed": 1}, stream=stream)
+    assert (error["type"], error["param"]) == ("invalid_request_error", param)
+    assert error["message"].startswith(f"{param}: the grammar takes too much work here")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_rules_that_leave_no_token_are_told_with_the_field_that_the_client_wrote(plain, stream):
+    fields = {"response_format": {"type": "choice", "choice": ["yes"]}, "allowed_token_ids": [5]}
+    error = failure(plain, "/v1/completions", TEXT | fields, stream=stream)
+    assert (error["type"], error["param"]) == ("invalid_request_error", None)
+    assert error["message"].startswith(
+        "sampling: the rules forbid every token; loosen response_format, allowed_token_ids"
+    )
 
 
 def test_whose_mistake_an_error_is_stands_in_its_kind_and_not_in_its_words():
     text = "sampling: structured_outputs: anything"
-    assert failed_while_running(text, RequestError(text).kind).status_code == 400
+    assert isinstance(failed_while_running(text, RequestError(text).kind), RequestError)
     assert failed_while_running(text, ModelError(text).kind).status_code == 500
     assert failed_while_running(text, None).status_code == 500
 

@@ -190,6 +190,20 @@ def test_a_strict_schema_that_cannot_be_obeyed_is_refused_and_another_taken(serv
             assert "minContains" in answer["error"]["message"]
 
 
+def test_a_schema_that_takes_too_much_work_while_it_runs_is_the_fault_of_the_tools():
+    heavy = {"type": "object", "properties": {f"p{place}": {"type": "integer"} for place in range(2000)}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": heavy}}]
+    body = {"messages": CHAT, "tools": tools, "tool_choice": "required", "max_tokens": 300}
+    names_alone = HERMES.replace("tool | tojson", "tool.function.name")
+    with served(tool_llm(tool_target(names_alone))) as server:
+        status, _, whole = server.send("POST", "/v1/chat/completions", body)
+        *_, last = server.stream("/v1/chat/completions", body)
+    assert status == 400
+    for error in (whole["error"], last["error"]):
+        assert (error["type"], error["param"]) == ("invalid_request_error", "tools")
+        assert error["message"].startswith("tools: the grammar takes too much work here")
+
+
 def test_an_answer_is_a_call_or_what_the_format_asks_for(either):
     schema = {
         "type": "object",

@@ -47,7 +47,7 @@ class Compiler:
     """Compiles for one tokenizer.
 
     Args:
-        definition: the tokenizer, as tokenizer.json.
+        definition: the tokenizer, as tokenizer.json; tokens that end a text are special whatever it says of them.
         vocab_size: width of the masks, at least the tokenizer's own.
         eos_token_ids: tokens that end a text.
 
@@ -56,6 +56,7 @@ class Compiler:
     """
 
     def __init__(self, definition: str, *, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
+        definition = _with_special_ends(definition, eos_token_ids)
         try:
             self._tokenizer = LLTokenizer(definition, n_vocab=vocab_size, eos_token=sorted(eos_token_ids))
         except Exception as error:
@@ -154,6 +155,17 @@ class CompiledGrammar:
     def _compile(self) -> LLMatcher:
         limits = LLParserLimits(verbose_errors=False, **MATCHER_LIMITS)  # type: ignore[arg-type]
         return LLMatcher(self._tokenizer, self._source, log_level=0, limits=limits)
+
+
+def _with_special_ends(definition: str, eos_token_ids: frozenset[int]) -> str:
+    """Return a tokenizer.json in which all tokens that end a text are special: llguidance spells texts with added ones that are not."""
+    described = json.loads(definition)
+    ends = [token for token in described["added_tokens"] if token["id"] in eos_token_ids]
+    if all(token["special"] for token in ends):
+        return definition
+    for token in ends:
+        token["special"] = True
+    return json.dumps(described)
 
 
 def _check_in_sandbox(source: str, kind: str) -> None:

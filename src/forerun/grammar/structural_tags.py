@@ -65,8 +65,9 @@ def to_lark(tag: Mapping[str, Any], *, special_tokens: Mapping[str, int], eos_to
 
     Args:
         tag: the structural tag.
-        special_tokens: how each special token is written -> its id. Where a literal holds one, the token is meant.
-        eos_token_ids: those that end a text. Free text may hold all other special tokens but those that trigger a tag.
+        special_tokens: how each special token is written -> its id. Where a literal holds one, the token is meant, and
+            free text may hold all but those that trigger a tag.
+        eos_token_ids: those that end a text: nothing could follow the token, so literals that hold one spell it.
 
     Raises:
         RequestError: it is no structural tag, or holds a format that is not known.
@@ -118,9 +119,9 @@ class _Writer:
     """
 
     def __init__(self, special_tokens: Mapping[str, int], eos_token_ids: Iterable[int]) -> None:
-        self._special_tokens = special_tokens
-        self._eos_token_ids = frozenset(eos_token_ids)
-        tokens = "|".join(re.escape(token) for token in sorted(special_tokens, key=len, reverse=True))
+        ends = frozenset(eos_token_ids)
+        self._special_tokens = {token: token_id for token, token_id in special_tokens.items() if token_id not in ends}
+        tokens = "|".join(re.escape(token) for token in sorted(self._special_tokens, key=len, reverse=True))
         self._splitter = re.compile(f"({tokens or '(?!)'})")
         self._rules: list[str] = []
         self._free_texts: dict[frozenset[int], str] = {}
@@ -310,9 +311,9 @@ class _Writer:
     def _before(self, hidden: Iterable[int]) -> str:
         """Free text up to a special token that it may hold, any number of times.
 
-        It may hold all but those that end texts and those in `hidden`.
+        It may hold all but those in `hidden`.
         """
-        free = frozenset(self._special_tokens.values()) - self._eos_token_ids - frozenset(hidden)
+        free = frozenset(self._special_tokens.values()) - frozenset(hidden)
         if free not in self._free_texts:
             ids = ",".join(map(str, sorted(free)))
             self._free_texts[free] = self._rule(f"(TEXT <[{ids}]>)*" if free else EMPTY)

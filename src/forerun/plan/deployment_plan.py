@@ -8,6 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from forerun.core.file_version import is_version
 from forerun.core.whole_file import whole_file
 from forerun.errors import ConfigError, refuse_unknown_keys
 from forerun.plan.load import Load
@@ -129,7 +130,7 @@ class DeploymentPlan:
         Raises:
             ConfigError: it is of another version, a key is missing or unknown, or a value out of range.
         """
-        if record.get("version") != VERSION:
+        if not is_version(record.get("version"), VERSION):
             raise ConfigError(f"plan: got version {record.get('version')!r}; must be {VERSION}: plan again")
         values = {name: value for name, value in record.items() if name != "version"}
         refuse_unknown_keys(values, [f.name for f in fields(cls)], where="plan")

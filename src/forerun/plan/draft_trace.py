@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.core.draft import Draft
+from forerun.core.file_version import is_version
 from forerun.errors import ConfigError
 from forerun.plan.acceptance import AcceptanceProfile
 
@@ -238,8 +239,8 @@ class DraftTrace:
         """
         try:
             with np.load(path, allow_pickle=False) as found:
-                if int(found["version"]) != VERSION:
-                    raise ValueError(f"is of version {int(found['version'])}; must be {VERSION}")
+                if not is_version(found["version"].item(), VERSION):
+                    raise ValueError(f"is of version {found['version'].item()!r:.80}; must be {VERSION}")
                 trace = cls(
                     name=str(found["name"]),
                     method=str(found["method"]),

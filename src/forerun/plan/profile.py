@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import forerun
+from forerun.core.file_version import is_version
 from forerun.core.whole_file import whole_file
 from forerun.engine.costs import KINKS
 from forerun.errors import ConfigError
@@ -244,7 +245,7 @@ class Profile:
             if not isinstance(record, dict):
                 raise ConfigError(f"profile: got {record!r:.80}; must be an object: {AGAIN}")
             version = record.pop("profile", None)
-            if version != VERSION:
+            if not is_version(version, VERSION):
                 raise ConfigError(f"{path}: is of version {version!r:.80}; this forerun reads {VERSION}: profile again")
             _check_parts(record)
             record["step_times"] = StepTimeModel.from_json(record["step_times"])

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from forerun.core.file_version import is_version
 from forerun.core.step import StepPlan
 from forerun.engine.costs import MOST_ROWS, NOISE, PRIOR, PRIOR_DEVIATION, row_curve, step_features
 from forerun.errors import ConfigError
@@ -267,7 +268,7 @@ class StepTimeModel:
             ConfigError: the record is of another version, lacks something, or is damaged.
         """
         try:
-            if record["version"] != VERSION:
+            if not is_version(record["version"], VERSION):
                 raise ConfigError(f"step times: got version {record['version']!r}; must be {VERSION}: profile again")
             measured, error = record["measured"], record["error"]
             return cls(

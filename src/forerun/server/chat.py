@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Request, Response
 from pydantic import BaseModel
 
 from forerun.core.outputs import CompletionOutput, Logprob, RequestOutput, StreamDelta, TokenLogprobs
-from forerun.errors import RequestError, UnknownKeyError
+from forerun.errors import ForerunError, RequestError, UnknownKeyError
 from forerun.server.errors import ApiError
 from forerun.server.protocol import ChatBody, reply
 from forerun.server.request_params import (
@@ -102,7 +102,7 @@ async def create_chat_completion(
         )
         return await builder.respond(request, submitting)
     except (RequestError, UnknownKeyError) as error:
-        raise in_clients_words(error, body, has_tools=use is not None) from None
+        raise builder.in_clients_words(error) from None
 
 
 def _token_ids(body: ChatBody, model: ServedModel, asked: tuple[str, int | None]) -> list[int]:
@@ -156,6 +156,10 @@ class ChatBuilder(ResponseBuilder):
         opening: dict[str, Any] = {"role": "assistant", "content": None} if is_first else {}
         message = opening | writer.delta(delta.text, finished=delta.finish_reason is not None)
         return {"delta": message, "finish_reason": writer.finish_reason(delta.finish_reason), **logprobs}
+
+    def in_clients_words(self, error: ForerunError) -> ForerunError:
+        """The error of what was made of tools names these."""
+        return in_clients_words(error, self._body, has_tools=self._tools is not None)
 
     def prompt_ids_of(self, submission: Submission) -> dict[str, Any]:
         """The one prompt's tokens, where they are asked for."""

@@ -16,7 +16,6 @@ from forerun.server.protocol import CompletionBody, reply
 from forerun.server.request_params import (
     check_length,
     check_text_length,
-    in_clients_words,
     refuse_unserved,
     sampling_params,
     wanted_structure,
@@ -74,7 +73,7 @@ async def create_completion(
         )
         return await builder.respond(request, submitting)
     except (RequestError, UnknownKeyError) as error:
-        raise in_clients_words(error, body) from None
+        raise builder.in_clients_words(error) from None
 
 
 def _check(body: CompletionBody) -> None:

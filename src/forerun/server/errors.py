@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
+from itertools import takewhile
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -14,13 +15,17 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from forerun.errors import ErrorKind, ForerunError
+from forerun.errors import ErrorKind, ForerunError, RequestError
 
 logger = logging.getLogger(__name__)
 
 TYPES = {401: "authentication_error", 429: "rate_limit_error", 503: "service_unavailable_error"}
-PARAM = re.compile(r"([a-z_]+)[.:\[]")  # the name of the value, with which the message of a ForerunError begins
+PARAM = re.compile(r"(?!sampling:)([a-z_]+)[.:\[]")
+"""The name of the value, with which the message of a ForerunError begins; "sampling" is all that a token is chosen by."""
 RETRY_AFTER_S = 1  # for the Retry-After header of answers that ask the client to try again
+ONE_OF_TYPES = re.compile(r"str|constrained-\w+|\w+\[.*\]|[A-Z]\w*")
+"""How pydantic writes, behind the way to a value that may be of several types, which of them it was tried as."""
+
 SHOWN_CAUSES = 3  # reasons that an answer names for a value that fits none of several types
 
 
@@ -76,9 +81,9 @@ def refused(error: ForerunError) -> ApiError:
     return ApiError(400, str(error), param=named.group(1) if named else None)
 
 
-def failed_while_running(message: str, kind: ErrorKind | None) -> ApiError:
-    """For a request that the engine ended with an error of that kind: 400 for the client's, else 500."""
-    return ApiError(400 if kind is ErrorKind.REQUEST else 500, message)
+def failed_while_running(message: str, kind: ErrorKind | None) -> RequestError | ApiError:
+    """For a request that the engine ended with an error of that kind: the client's is as if it had been refused, else 500."""
+    return RequestError(message) if kind is ErrorKind.REQUEST else ApiError(500, message)
 
 
 def cut_off() -> ApiError:
@@ -94,11 +99,10 @@ def malformed(errors: Sequence[Any]) -> ApiError:
     path = _path(first)
     if not path:
         return ApiError(400, "body: must be a JSON object with Content-Type: application/json")
-    same = [error for error in errors if _path(error)[:1] == path[:1]]
-    if len(same) > 1:
-        path = path[:1]
+    place = list(takewhile(lambda part: not ONE_OF_TYPES.fullmatch(part), path))
+    same = [first] if place == path else [error for error in errors if _path(error)[: len(place)] == place]
     causes = list(dict.fromkeys(_uncapital(error["msg"]) for error in same))[:SHOWN_CAUSES]
-    name = ".".join(path)
+    name = ".".join(place)
     if first["type"] == "missing":
         return ApiError(400, f"{name}: is missing; give one", param=path[0])
     return ApiError(400, f"{name}: {', or '.join(causes)}", param=path[0])

@@ -9,7 +9,7 @@ end at the first (`fail_fast`), and objects are looked at before their entries a
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -274,6 +274,10 @@ ToolChoice = Literal["none", "auto", "required"] | NamedChoice
 # --- conversations ---------------------------------------------------------------------------------
 
 
+SPEAKING_ROLES = ("system", "developer", "user", "tool")
+"""OpenAI's roles whose messages must have content."""
+
+
 class Message(BaseModel):
     """One message of a conversation; fields that are not here go to the template as they are."""
 
@@ -282,6 +286,13 @@ class Message(BaseModel):
     role: Annotated[str, Field(min_length=1, max_length=64)]
     content: Content | None = None
     tool_calls: Calls | None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        """Refuse what would be laid out as an empty message, as after a misspelt `content`; only the model may say nothing."""
+        if self.content is None and self.role in SPEAKING_ROLES:
+            raise ValueError(f"has no content, and role {self.role!r:.20}; give it a text, which may be empty")
+        return self
 
 
 class ConversationBody(Body):

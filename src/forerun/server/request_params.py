@@ -148,7 +148,7 @@ def in_clients_words(error: ForerunError, body: Body, *, has_tools: bool = False
         return RequestError(f"{'.'.join(filter(None, (source, place)))}: {rest}")
     if subject == "StructuredOutputs":
         return RequestError(f"structured_outputs: {rest}")
-    if subject in ("structured_outputs", "ignore_eos"):
+    if subject in ("structured_outputs", "ignore_eos", "sampling"):
         return RequestError(message.replace("structured_outputs", source, 1))
     if subject in ("include_output_tokens", "hidden_states_path"):
         return RequestError(f"kv_transfer_params.{message}")

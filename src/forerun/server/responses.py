@@ -17,10 +17,12 @@ from pydantic import BaseModel
 from starlette.types import Message, Receive, Scope, Send
 
 from forerun.core.outputs import CompletionOutput, Logprob, RequestOutput, StreamDelta
+from forerun.errors import ForerunError, RequestError
 from forerun.models.tokenizer import TextStream
-from forerun.server.errors import ApiError, cut_off
+from forerun.server.errors import ApiError, cut_off, refused
 from forerun.server.origins import Origins, joined, speculation_metrics
 from forerun.server.protocol import GenerationBody
+from forerun.server.request_params import in_clients_words
 from forerun.server.served_model import ServedModel, Submission
 
 T = TypeVar("T")
@@ -85,6 +87,10 @@ class ResponseBuilder(ABC):
     def prompt_ids_of(self, submission: Submission) -> dict[str, Any]:  # noqa: ARG002
         """What a whole answer says of its prompts outside of its choices."""
         return {}
+
+    def in_clients_words(self, error: ForerunError) -> ForerunError:
+        """The error with the field's name as the client wrote it."""
+        return in_clients_words(error, self._body)
 
     @property
     def wants_steps(self) -> bool:
@@ -197,6 +203,8 @@ class ResponseBuilder(ABC):
                 yield event({**self._head, **tail, **self._metrics(submission.outputs, steps)})
         except ApiError as error:
             yield event(error.body)
+        except RequestError as error:
+            yield event(refused(self.in_clients_words(error)).body)
         yield DONE
 
     def _chunk_choice(

@@ -292,7 +292,8 @@ class Submission:
         """(place of the prompt, delta) as steps give them, until all completions have ended.
 
         Raises:
-            ApiError: the engine failed, or ended one of the requests with an error.
+            ApiError: the engine failed, or ended one of the requests with an error that is not the client's.
+            RequestError: it ended one with an error that is.
         """
         while self._unfinished:
             event = await self._events.get()

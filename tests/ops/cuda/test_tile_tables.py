@@ -93,6 +93,8 @@ def test_what_is_no_table_is_refused(tmp_path, content):
 def test_a_table_of_a_later_format_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="has format 2, must be 1"):
         TileTable.read(changed(tmp_path / "table.json", format=2))
+    with pytest.raises(ConfigError, match="has format True, must be 1"):
+        TileTable.read(changed(tmp_path / "table.json", format=True))
 
 
 def test_a_table_that_is_not_there_is_refused(tmp_path):

@@ -72,6 +72,7 @@ def test_a_request_logs_lines_are_in_the_order_of_their_end_and_name_full_blocks
     ("records", "problem"),
     [
         (changed(LOG, 0, request_log=2), "line 1: got request_log=2; this forerun reads 1"),
+        (changed(LOG, 0, request_log=True), "line 1: got request_log=True; this forerun reads 1"),
         (changed(LOG, 0, block_size=0), "line 1: got block_size=0"),
         (changed(LOG, 1, hash_ids=[7, 8, 9]), "line 2: got 3 hash_ids for 40 tokens; must be 2"),
         (changed(LOG, 1, timestamp=-5), "line 2: got a time of -0.005 s"),

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from forerun.core.file_version import is_version
 from forerun.core.whole_file import whole_file
 from forerun.errors import ConfigError, one_line
 from forerun.ops.cuda.system import GPU
@@ -116,7 +117,7 @@ class TileTable:
         """
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
-            if found["format"] != FORMAT:
+            if not is_version(found["format"], FORMAT):
                 raise ConfigError(
                     f'{path}: has format {found["format"]!r:.20}, must be {FORMAT}; make it anew with "forerun tune-kernels"'
                 )

@@ -13,6 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from forerun.core.file_version import is_version
 from forerun.errors import ConfigError, did_you_mean
 from forerun.plan.record_types import is_number
 from forerun.plan.simulation.requests import SimulatedRequest
@@ -120,7 +121,7 @@ def _read_request_log(path: Path, lines: Iterable[tuple[_Line, Mapping[str, Any]
     block_size = num_without_answer = 0
     for line, record in lines:
         if LOG_KEY in record:
-            if record[LOG_KEY] != LOG_VERSION:
+            if not is_version(record[LOG_KEY], LOG_VERSION):
                 raise line.error(f"got {LOG_KEY}={record[LOG_KEY]!r:.60}; this forerun reads {LOG_VERSION}: log anew")
             block_size = line.tokens("block_size", record.get("block_size"))
             continue
