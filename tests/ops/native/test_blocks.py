@@ -73,6 +73,17 @@ def test_a_row_has_the_same_bits_whatever_rows_are_beside_it_and_threads_compute
 
 
 @every_level
+@pytest.mark.parametrize("name", ["Q4_0", "Q4_K", "Q6_K"])
+@pytest.mark.parametrize("inputs", [1024, 2048])
+def test_a_row_has_the_same_bits_among_rows_whose_lines_fall_into_the_same_set_of_a_cache(kernels, name, inputs):
+    linear = packed(kernels, tame_blocks(name, 40, inputs))
+    x = torch.randn(40, inputs, generator=generator(1))
+    alone = torch.cat([linear(row[None]) for row in x])
+    for count in (8, 9, 12, 40):
+        assert torch.equal(linear(x[:count]), alone[:count]), count
+
+
+@every_level
 @every_block_format
 def test_the_smallest_rows_have_the_same_bits_whatever_rows_are_beside_them(kernels, name):
     weight = tame_blocks(name, 40, 512)

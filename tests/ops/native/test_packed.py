@@ -264,6 +264,17 @@ def test_a_row_has_the_same_bits_among_more_rows_than_a_tile_finds_in_the_cache(
 
 @every_level
 @every_format
+@pytest.mark.parametrize("inputs", [1024, 2048])
+def test_a_row_has_the_same_bits_among_rows_whose_lines_fall_into_the_same_set_of_a_cache(kernels, weight_format, inputs):
+    linear = packed_linear(kernels, torch.randn(40, inputs), weight_format=weight_format)
+    x = torch.randn(40, inputs)
+    alone = torch.cat([linear(row[None]) for row in x])
+    for count in (8, 9, 12, 40):
+        assert torch.equal(linear(x[:count]), alone[:count]), count
+
+
+@every_level
+@every_format
 @pytest.mark.parametrize("num_threads", [2, 3])
 def test_a_row_has_the_same_bits_with_any_number_of_threads(kernels, weight_format, num_threads):
     linear, x = packed_linear(kernels, torch.randn(150, 30), weight_format=weight_format), torch.randn(23, 30)

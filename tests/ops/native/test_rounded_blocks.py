@@ -50,6 +50,17 @@ def test_a_row_has_the_same_bits_whatever_rows_are_beside_it_and_threads_compute
 
 
 @every_level
+@pytest.mark.parametrize("name", ["Q4_0", "Q4_K", "Q6_K"])
+@pytest.mark.parametrize("inputs", [4096])
+def test_a_row_has_the_same_bits_among_rows_whose_lines_fall_into_the_same_set_of_a_cache(kernels, name, inputs):
+    linear = packed(kernels, tame_blocks(name, 40, inputs), rounds_rows=True)
+    x = torch.randn(40, inputs, generator=generator(1))
+    alone = torch.cat([linear(row[None]) for row in x])
+    for count in (8, 9, 12, 40):
+        assert torch.equal(linear(x[:count]), alone[:count]), count
+
+
+@every_level
 @pytest.mark.parametrize("name", ["Q8_0", "GROUPS16"])
 @pytest.mark.parametrize("sign", [1, -1])
 def test_the_largest_products_of_bytes_fit(kernels, name, sign):

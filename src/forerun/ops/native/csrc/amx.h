@@ -193,7 +193,7 @@ void with_more(int64_t num_rows, const Visit& visit) {
 // Up to 32 rows times one tile of 32 outputs. weights(first, steps, buffer) gives the weights of the next up to sixteen
 // steps, where they lie or in the buffer.
 template <bool has_more, class Weights>
-void multiply_matrices(Weights weights, const bf16* rows, int64_t num_rows, int64_t inputs, F16 (*sums)[2]) {
+void multiply_matrices(Weights weights, InputRows<bf16> rows, int64_t num_rows, int64_t inputs, F16 (*sums)[2]) {
     alignas(64) bf16 buffers[2][kMatrixSteps * kStepWeights];
     Matrices::shape(num_rows, kMatrixSteps);
     Matrices::begin_all_sums<has_more>();
@@ -202,7 +202,7 @@ void multiply_matrices(Weights weights, const bf16* rows, int64_t num_rows, int6
     for (int64_t i = 0; i < whole; ++i) {
         // what is written is read a turn later: registers are filled from memory alone, not from what is on its way to it
         const bf16* next = i + 1 < whole ? weights((i + 1) * kMatrixSteps, kMatrixSteps, buffers[(i + 1) % 2]) : nullptr;
-        Matrices::add_all<has_more>(rows + i * kMatrixInputs, inputs * 2, steps);
+        Matrices::add_all<has_more>(rows.values + i * kMatrixInputs, rows.stride * 2, steps);
         steps = next;
     }
     if (const int64_t i = whole * kMatrixInputs; i < inputs) {  // the rest is padded with zeros, which add nothing
@@ -213,7 +213,7 @@ void multiply_matrices(Weights weights, const bf16* rows, int64_t num_rows, int6
         std::fill(padded + left * kTile, padded + kMatrixInputs * kTile, bf16{});
         alignas(64) bf16 padded_rows[kRowsOfMatrices * kMatrixInputs] = {};
         for (int64_t row = 0; row < num_rows; ++row)
-            std::copy(rows + row * inputs + i, rows + (row + 1) * inputs, padded_rows + row * kMatrixInputs);
+            std::copy(rows.at(row) + i, rows.at(row) + inputs, padded_rows + row * kMatrixInputs);
         Matrices::add_all<has_more>(padded_rows, kMatrixInputs * 2, padded);
     }
     Matrices::store_all_sums<has_more>(reinterpret_cast<float*>(sums));

@@ -314,7 +314,7 @@ class AttentionBlock {
 #if defined(__AVX2__) && !defined(__AVX512F__)
         if constexpr (kWidensFactors)
             for (int member = 0; member < num_members_; ++member)
-                row_inputs(query_of(member), shape_.key_dim, reinterpret_cast<uint8_t*>(scratch_.queries + member * shape_.key_dim));
+                widen_inputs(query_of(member), shape_.key_dim, scratch_.queries + member * shape_.key_dim);
 #endif
         return {first_key / kTileKeys * kTileKeys, num_keys};
     }

@@ -230,8 +230,7 @@ struct AheadOfStep {
 
 // Rows that a tile is multiplied by at once, with the sums of their groups if the format has offsets: [Rows, groups].
 template <class Value = RowInput>
-struct BlockRows {
-    const Value* values;
+struct BlockRows : InputRows<Value> {
     const float* group_sums;
     int64_t inputs;
     bool are_divided;  // for codes that are multiplied where they lie, on AVX2
@@ -269,7 +268,7 @@ void multiply_block_tile(const Reader& reader, const uint8_t* unit, SomeScales s
                          AheadOfStep ahead, float* sums) {
     constexpr int quads = kUnitSteps / kQuadSteps, group_quads = Group / 2 / kQuadSteps;
     constexpr int fetch_steps = Reader::kBits < 8 ? 8 / Reader::kBits : 1;  // in which a cache line is read
-    const int64_t inputs = rows.inputs;
+    const int64_t inputs = rows.inputs, stride = rows.stride;
     const Value* values = rows.values;
     const float* group_sums = rows.group_sums;
     alignas(kCacheLine) float own_scales[2 * kTile];
@@ -286,7 +285,7 @@ void multiply_block_tile(const Reader& reader, const uint8_t* unit, SomeScales s
                 const Value* every_third[(Rows + 2) / 3];
 #pragma GCC unroll 4
                 for (int r = 0; r < Rows; r += 3) {
-                    every_third[r / 3] = values + r * inputs;
+                    every_third[r / 3] = values + r * stride;
                     forget(every_third[r / 3]);
                 }
 #pragma GCC unroll kRepeatedSteps
@@ -295,7 +294,7 @@ void multiply_block_tile(const Reader& reader, const uint8_t* unit, SomeScales s
                     if (step % fetch_steps == 0) fetch_line(ahead.data + step * ahead.bytes, caches_for_codes<Reader, Rows>());
 #pragma GCC unroll 12
                     for (int r = 0; r < Rows; ++r) {
-                        const auto value = splat_pair(every_third[r / 3] + r % 3 * inputs + 2 * step);
+                        const auto value = splat_pair(every_third[r / 3] + r % 3 * stride + 2 * step);
                         own[r][0] = dot(own[r][0], first, value);
                         own[r][1] = dot(own[r][1], second, value);
                     }
@@ -417,7 +416,7 @@ void multiply_block_matrices(const Reader& reader, const uint8_t* unit, const fl
             if (group + groups_of_unit < groups) next = weights_of_next_unit(buffers[(number + 1) % 2]);
         }
         Matrices::begin_all_sums<has_more>();
-        Matrices::add_all<has_more>(rows.values + group * Group, inputs * 2, weights);
+        Matrices::add_all<has_more>(rows.values + group * Group, rows.stride * 2, weights);
         Matrices::store_all_sums<has_more>(products[group % 2]);
         if (group > 0) add_to_sums(group - 1);
     }
@@ -450,7 +449,7 @@ template <int Group, bool has_offsets, int Rows>
             F16 own[Rows];
             for (F16& sum : own) sum = zero();
             lines.fetch(Group / 2 * ahead.bytes / 2);
-            add_half_steps(weights + group * Group * kTile, rows.values + group * Group, inputs, Group / 2, own);
+            add_half_steps(weights + group * Group * kTile, rows.values + group * Group, rows.stride, Group / 2, own);
             const float* of_group = scales + group * kScalesOfGroup<has_offsets>;
             const F16 scale = load(of_group + half);
             F16 offset;
@@ -485,7 +484,7 @@ template <int Group, bool has_offsets, int Rows, class Reader>
 [[gnu::noinline]] void multiply_counted_tile(const Reader& reader, const uint8_t* unit, const float* scale,
                                              const BlockRows<>& rows, AheadOfStep ahead, float* sums) {
     constexpr int quads = kUnitSteps / kQuadSteps, group_quads = Group / 2 / kQuadSteps, parts = kTile / 8;
-    const int64_t inputs = rows.inputs, groups = inputs / Group;
+    const int64_t inputs = rows.inputs, stride = rows.stride, groups = inputs / Group;
     const float *values = &rows.values->value, *group_sums = rows.group_sums;
     for (int i = 0; i < Rows * kTile; i += kLanes) store(sums + i, zero());
     for (int64_t i = 0; i < inputs; i += kUnitInputs, unit += Reader::kUnitBytes, ahead.data += Reader::kUnitBytes) {
@@ -511,8 +510,8 @@ template <int Group, bool has_offsets, int Rows, class Reader>
                         if constexpr (!has_offsets) code = _mm256_add_epi32(code, _mm256_set1_epi32(-(1 << (Reader::kBits - 1)) * (1 << shift)));
                         return _mm256_cvtepi32_ps(code);
                     };
-                    add_products(F16{weights(0), weights(1)}, values + input, inputs, own[0]);
-                    add_products(F16{weights(2), weights(3)}, values + input, inputs, own[1]);
+                    add_products(F16{weights(0), weights(1)}, values + input, stride, own[0]);
+                    add_products(F16{weights(2), weights(3)}, values + input, stride, own[1]);
                 }
             }
 #pragma GCC unroll 2
@@ -599,7 +598,7 @@ struct BlockScratch {
     static int64_t bytes(const BlockLayout& layout, int64_t inputs, int64_t num_rows) {
         const int64_t groups = inputs / layout.group;
         return (2 * groups * kTile + kMostRows * kTile) * 4 + inputs * kTile * 2 + num_rows * groups * 4 +
-               row_input_bytes(num_rows * inputs);
+               row_input_bytes(num_rows, inputs);
     }
 
   private:
@@ -686,11 +685,11 @@ inline void multiply_some_blocks(const BlockTiles& tiles, const bf16* rows, int6
     const bool uses_vectors = num_rows == 1 && have_normal_sums(rows, inputs);
     if (uses_vectors) widen_inputs(rows, inputs, wide_row);
 #endif
-    const RowInput* row_values = row_inputs(rows, num_rows * inputs, scratch.inputs);
+    const InputRows<RowInput> row_values = row_inputs(rows, num_rows, inputs, scratch.inputs);
     bool are_divided = false;
 #if defined(__AVX2__) && !defined(__AVX512F__)
     are_divided = multiplies_in_place(layout, num_rows);
-    if (are_divided) divide_by_places(reinterpret_cast<RowInput*>(scratch.inputs), num_rows * inputs);
+    if (are_divided) divide_by_places(reinterpret_cast<RowInput*>(scratch.inputs), num_rows * row_values.stride);
 #endif
     bf16 values[kMostValues];
     for (int code = 0; code < kMostValues; ++code)
@@ -702,9 +701,9 @@ inline void multiply_some_blocks(const BlockTiles& tiles, const bf16* rows, int6
 #if defined(__AMX_BF16__)
             if (uses_vectors)
                 return multiply_block_tile<group(), has_offsets(), 1>(
-                    reader, units, Header(tiles, header), BlockRows<WideInput>{wide_row, group_sums, inputs, false}, ahead, scratch.sums);
+                    reader, units, Header(tiles, header), BlockRows<WideInput>{{wide_row, inputs}, group_sums, inputs, false}, ahead, scratch.sums);
 #endif
-            const BlockRows<> block{row_values + from * inputs, group_sums, inputs, are_divided};
+            const BlockRows<> block{row_values.from(from), group_sums, inputs, are_divided};
             const auto multiply_by = [&](const auto& source, const uint8_t* unit) {
                 multiply_block_rows(source, unit, Header(tiles, header), scratch.scales, block, count, ahead, scratch.sums);
             };

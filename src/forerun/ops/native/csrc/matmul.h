@@ -107,7 +107,7 @@ inline void fetch(const Ahead& ahead, int64_t offset) {
 // One register tile: `Rows` rows times 32 outputs. (The accumulators are the function's own, or the compiler
 // would keep them in memory, where the caller can see them.)
 template <int Rows, class Tile, class Value>
-void multiply_tile(Tile tile, const Value* rows, int64_t inputs, Ahead ahead, F16 (*sums)[2]) {
+void multiply_tile(Tile tile, InputRows<Value> rows, int64_t inputs, Ahead ahead, F16 (*sums)[2]) {
     constexpr int step = kInputsOfStep<Value>;
     F16 own[Rows][2];
 #pragma GCC unroll 12
@@ -119,7 +119,7 @@ void multiply_tile(Tile tile, const Value* rows, int64_t inputs, Ahead ahead, F1
         ahead.data += ahead.bytes;
 #pragma GCC unroll 12
         for (int r = 0; r < Rows; ++r) {
-            const auto value = splat_pair(rows + r * inputs + i);
+            const auto value = splat_pair(rows.values + r * rows.stride + i);
             own[r][0] = dot(own[r][0], first, value);
             own[r][1] = dot(own[r][1], second, value);
         }
@@ -133,7 +133,7 @@ void multiply_tile(Tile tile, const Value* rows, int64_t inputs, Ahead ahead, F1
 
 // The same with the number of rows as a value. (It is compiled once for all that is done with sums.)
 template <class Tile, class Value>
-[[gnu::noinline]] void multiply_rows(Tile tile, const Value* rows, int64_t num_rows, int64_t inputs, Ahead ahead, F16 (*sums)[2]) {
+[[gnu::noinline]] void multiply_rows(Tile tile, InputRows<Value> rows, int64_t num_rows, int64_t inputs, Ahead ahead, F16 (*sums)[2]) {
     with_count(num_rows, [&](auto height) { multiply_tile<height()>(tile, rows, inputs, ahead, sums); });
 }
 
@@ -151,7 +151,7 @@ constexpr int kRowsAtOnce<bf16> = kRowsOfMatrices;
 
 // Rows of bf16 are multiplied by AMX.
 template <class Tile>
-[[gnu::noinline]] void multiply_rows(Tile tile, const bf16* rows, int64_t num_rows, int64_t inputs, Ahead ahead, F16 (*sums)[2]) {
+[[gnu::noinline]] void multiply_rows(Tile tile, InputRows<bf16> rows, int64_t num_rows, int64_t inputs, Ahead ahead, F16 (*sums)[2]) {
     const auto weights = [tile, ahead](int64_t first, int64_t steps, bf16* buffer) mutable -> const bf16* {
         for (int64_t step = first; step < first + steps; ++step) {
             fetch(ahead, step * ahead.bytes);
@@ -177,20 +177,20 @@ constexpr int kRowsOfOneReading<RowInput> = kRowsOfWholeTiles;
 constexpr int64_t kStepsBetweenFetches = 16;
 
 template <class Tile>
-[[gnu::noinline]] void multiply_rows(Tile tile, const RowInput* rows, int64_t num_rows, int64_t inputs, Ahead ahead, F16 (*sums)[2]) {
+[[gnu::noinline]] void multiply_rows(Tile tile, InputRows<RowInput> rows, int64_t num_rows, int64_t inputs, Ahead ahead, F16 (*sums)[2]) {
     with_count<kRowsOfWholeTiles>(num_rows, [&](auto height) { multiply_tile<height()>(tile, rows, inputs, ahead, sums); });
 }
 
 // Two rows times bf16 as it is. (Loops over sums must be unrolled, and heights be calls of their own, or compilers keep sums in
 // memory.)
-[[gnu::noinline]] inline void multiply_two_rows(PlainTile<bf16, RowInput> tile, const RowInput* rows, int64_t inputs, Ahead ahead, F16 (*sums)[2]) {
+[[gnu::noinline]] inline void multiply_two_rows(PlainTile<bf16, RowInput> tile, InputRows<RowInput> rows, int64_t inputs, Ahead ahead, F16 (*sums)[2]) {
     F16 left[2] = {zero(), zero()}, right[2] = {zero(), zero()};
     const bf16* weights = tile.at_step(0);
     for (int64_t i = 0; i < inputs; i += 2, weights += kStepWeights, ahead.data += ahead.bytes) {
         fetch(ahead, 0);
         fetch(ahead, ahead.bytes / 2);
-        add_half_steps(weights, rows + i, inputs, 1, left);
-        add_half_steps(weights + kStepWeights / 2, rows + i, inputs, 1, right);
+        add_half_steps(weights, rows.values + i, rows.stride, 1, left);
+        add_half_steps(weights + kStepWeights / 2, rows.values + i, rows.stride, 1, right);
     }
 #pragma GCC unroll 2
     for (int r = 0; r < 2; ++r) {
@@ -201,7 +201,7 @@ template <class Tile>
 
 // More rows: half of the outputs, then the others.
 template <int Rows>
-[[gnu::noinline]] void multiply_halves(PlainTile<bf16, RowInput> tile, const RowInput* rows, int64_t inputs, Ahead ahead, F16 (*sums)[2]) {
+[[gnu::noinline]] void multiply_halves(PlainTile<bf16, RowInput> tile, InputRows<RowInput> rows, int64_t inputs, Ahead ahead, F16 (*sums)[2]) {
     LinesAhead lines(ahead.data);
     const int64_t steps = inputs / 2;
     for (int half = 0; half < 2; ++half) {
@@ -211,14 +211,14 @@ template <int Rows>
         for (int64_t step = 0; step < steps; step += kStepsBetweenFetches) {
             const int64_t count = std::min(kStepsBetweenFetches, steps - step);
             lines.fetch(count * ahead.bytes / 2);
-            add_half_steps(tile.at_step(step) + half * kStepWeights / 2, rows + step * 2, inputs, count, own);
+            add_half_steps(tile.at_step(step) + half * kStepWeights / 2, rows.values + step * 2, rows.stride, count, own);
         }
 #pragma GCC unroll 6
         for (int r = 0; r < Rows; ++r) sums[r][half] = own[r];
     }
 }
 
-inline void multiply_rows(PlainTile<bf16, RowInput> tile, const RowInput* rows, int64_t num_rows, int64_t inputs, Ahead ahead,
+inline void multiply_rows(PlainTile<bf16, RowInput> tile, InputRows<RowInput> rows, int64_t num_rows, int64_t inputs, Ahead ahead,
                           F16 (*sums)[2]) {
     with_count<kRowsOfHalfTiles>(num_rows, [&](auto height) {
         if constexpr (height() == 1) multiply_tile<1>(tile, rows, inputs, ahead, sums);
@@ -248,7 +248,7 @@ void finish_sums(const Weight& weight, int64_t row, int64_t output, F16 first, F
 // further on, else the next tile, to be found in the cache by all readings. (With more than two readings there is time for any
 // way, and none beats all caches.)
 template <class Tile, class Value, class Finish>
-void multiply_all(const Weight& weight, Tile tile, int64_t index, const Value* rows, int64_t num_rows, const char* next,
+void multiply_all(const Weight& weight, Tile tile, int64_t index, InputRows<Value> rows, int64_t num_rows, const char* next,
                   const Finish& finish) {
     constexpr int most = kRowsAtOnce<Value>;
     const int64_t parts = (num_rows + most - 1) / most, bytes = weight.tile_bytes();
@@ -260,7 +260,7 @@ void multiply_all(const Weight& weight, Tile tile, int64_t index, const Value* r
                                 : Ahead{next + bytes / parts * part, bytes / parts / steps,
                                         parts <= 2 ? kCachesForSomeReadings : Caches::kAll};
         F16 sums[most][2];
-        multiply_rows(tile, rows + first * weight.inputs, count, weight.inputs, ahead, sums);
+        multiply_rows(tile, rows.from(first), count, weight.inputs, ahead, sums);
         for (int64_t r = 0; r < count; ++r) finish_sums(weight, first + r, index * kTile, sums[r][0], sums[r][1], finish);
     }
 }
@@ -333,7 +333,7 @@ inline int64_t scratch_bytes(const Weight& weight, int64_t num_rows) {
         return weight.inputs * std::min(num_rows, kWidenedRows) * static_cast<int64_t>(sizeof(float));
     if (!weight.narrow_inputs()) return 0;
     const int64_t at_once = std::min(num_rows, rows_at_once(weight));
-    int64_t bytes = row_input_bytes(at_once * weight.inputs);
+    int64_t bytes = row_input_bytes(at_once, weight.inputs);
 #if defined(__AMX_BF16__)
     if (num_rows > kFewRows) bytes += ManyRowsScratch::bytes(at_once, weight.inputs);
 #else
@@ -354,7 +354,7 @@ void multiply_exactly(const Weight& weight, const bf16* rows, int64_t num_rows, 
         for (int64_t tile = first_tile; tile < last_tile; ++tile) {
             const char* data = weight.tile_data(tile);
             const char* next = tile + 1 < last_tile ? data + weight.tile_bytes() : data;
-            multiply_all(weight, PlainTile<Stored, float>(data), tile, wide, count, next,
+            multiply_all(weight, PlainTile<Stored, float>(data), tile, InputRows<float>{wide, weight.inputs}, count, next,
                          [&](int64_t row, int64_t output, F16 first, F16 second) { finish(begin + row, output, first, second); });
         }
     }
@@ -431,9 +431,9 @@ void multiply_many_rows(const Weight& weight, const bf16* rows, int64_t num_rows
 #endif
 
 // Rows of which each tile finds all in the cache, times tiles [first_tile, last_tile) of what is neither joined nor in blocks, and
-// takes rows as they are; they are `RowInput` where the weight has narrow inputs, else fp32.
+// takes rows as they are, so many values apart; they are `RowInput` where the weight has narrow inputs, else fp32.
 template <class Finish>
-void multiply_tiles(const Weight& weight, const void* rows, int64_t num_rows, int64_t first_tile, int64_t last_tile,
+void multiply_tiles(const Weight& weight, const void* rows, int64_t stride, int64_t num_rows, int64_t first_tile, int64_t last_tile,
                     uint8_t* scratch, const Finish& finish) {
 #if defined(__AMX_BF16__)
     if (weight.narrow_inputs() && num_rows > kFewRows)
@@ -442,8 +442,8 @@ void multiply_tiles(const Weight& weight, const void* rows, int64_t num_rows, in
     for (int64_t tile = first_tile; tile < last_tile; ++tile) {
         const char* data = weight.tile_data(tile);
         const char* next = tile + 1 < last_tile ? data + weight.tile_bytes() : data;
-        const auto multiply_by = [&](auto source, const auto* values) {
-            multiply_all(weight, source, tile, values, num_rows, next, finish);
+        const auto multiply_by = [&]<class Value>(auto source, const Value* values) {
+            multiply_all(weight, source, tile, InputRows<Value>{values, stride}, num_rows, next, finish);
         };
         const auto multiply_narrow = [&](auto source) {
             const auto* values = static_cast<const RowInput*>(rows);
@@ -511,12 +511,15 @@ void multiply(const Weight& weight, const void* rows, int64_t num_rows, int64_t 
     for (int64_t part = 0; part < parts; ++part) {
         const int64_t begin = num_rows * part / parts, count = num_rows * (part + 1) / parts - begin;
         const void* own_rows = static_cast<const char*>(rows) + begin * row_bytes;
+        int64_t stride = weight.inputs;
         uint8_t* memory = scratch;
         if (weight.narrow_inputs()) {
-            own_rows = row_inputs(static_cast<const bf16*>(own_rows), count * weight.inputs, memory);
-            memory += row_input_bytes(count * weight.inputs);
+            const InputRows<RowInput> multiplied = row_inputs(static_cast<const bf16*>(own_rows), count, weight.inputs, memory);
+            own_rows = multiplied.values;
+            stride = multiplied.stride;
+            memory += row_input_bytes(count, weight.inputs);
         }
-        multiply_tiles(weight, own_rows, count, first_tile, last_tile, memory,
+        multiply_tiles(weight, own_rows, stride, count, first_tile, last_tile, memory,
                        [&](int64_t row, int64_t output, F16 first, F16 second) {
                            finish_own(begin + row, output, first, second);
                        });

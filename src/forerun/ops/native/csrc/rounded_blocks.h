@@ -116,17 +116,17 @@ void widen_bytes(const Reader& reader, const uint8_t* unit, int64_t inputs, uint
 
 // Rows [num_rows, inputs] rounded to eight bits.
 struct RoundedRows {
-    int8_t* values;     // [rows, inputs], of every eight in the reader's order
+    int8_t* values;     // [rows, inputs], `stride` apart, of every eight in the reader's order
     float* scales;      // [rows, inputs / 32]
     int32_t* starts;    // [rows, groups] what a group's sum starts from: what its codes lack to their values
     float* group_sums;  // [rows, groups] of the rounded inputs
-    int64_t inputs;
+    int64_t inputs, stride;
     int group;
 
     RoundedRows from(int64_t row) const {
         const int64_t groups = inputs / group;
-        return {values + row * inputs, scales + row * (inputs / kRowBlock), starts + row * groups, group_sums + row * groups,
-                inputs, group};
+        return {values + row * stride, scales + row * (inputs / kRowBlock), starts + row * groups, group_sums + row * groups,
+                inputs, stride, group};
     }
 };
 
@@ -162,7 +162,7 @@ template <int Group, bool has_offsets, int Rows, class Reader, class SomeScales>
 void multiply_rounded_tile(const Reader& reader, const uint8_t* unit, SomeScales scales, const RoundedRows& rows,
                            AheadOfStep ahead, float* sums) {
     constexpr int quads = kUnitSteps / kQuadSteps, group_quads = Group / kQuadInputs;
-    const int64_t inputs = rows.inputs, groups = inputs / Group, blocks = inputs / kRowBlock;
+    const int64_t inputs = rows.inputs, stride = rows.stride, groups = inputs / Group, blocks = inputs / kRowBlock;
     const int8_t* values = rows.values;
     const float *row_scales = rows.scales, *group_sums = rows.group_sums;
     alignas(kCacheLine) float own_scales[2 * kTile];
@@ -186,7 +186,7 @@ void multiply_rounded_tile(const Reader& reader, const uint8_t* unit, SomeScales
                 for (int r = 0; r < Rows; ++r) {
 #pragma GCC unroll 2
                     for (int part = 0; part < 2; ++part) {
-                        const int8_t* four = values + r * inputs + part * kBytesOfLane;
+                        const int8_t* four = values + r * stride + part * kBytesOfLane;
                         own[r][0] = dot_bytes<Reader::kHasAllBits>(own[r][0], quad.vectors[0][part], four);
                         own[r][1] = dot_bytes<Reader::kHasAllBits>(own[r][1], quad.vectors[1][part], four);
                     }
@@ -231,15 +231,17 @@ struct RoundedScratch {
         sums = scales + 2 * groups * kTile;
         wide = reinterpret_cast<uint8_t*>(sums + kMaxRows * kTile);
         auto* values = reinterpret_cast<int8_t*>(wide + inputs * kTile);
-        auto* row_scales = reinterpret_cast<float*>(values + num_rows * inputs);
+        const int64_t stride = row_stride<int8_t>(num_rows, inputs);
+        auto* row_scales = reinterpret_cast<float*>(values + num_rows * stride);
         auto* starts = reinterpret_cast<int32_t*>(row_scales + num_rows * (inputs / kRowBlock));
         auto* group_sums = reinterpret_cast<float*>(starts + num_rows * groups);
-        rows = {values, row_scales, starts, group_sums, inputs, layout.group};
+        rows = {values, row_scales, starts, group_sums, inputs, stride, layout.group};
     }
 
     static int64_t bytes(const BlockLayout& layout, int64_t inputs, int64_t num_rows) {
         const int64_t groups = inputs / layout.group;
-        return (2 * groups * kTile + kMaxRows * kTile) * 4 + inputs * kTile + num_rows * (inputs + inputs / kRowBlock * 4 + groups * 8);
+        return (2 * groups * kTile + kMaxRows * kTile) * 4 + inputs * kTile +
+               num_rows * (row_stride<int8_t>(num_rows, inputs) + inputs / kRowBlock * 4 + groups * 8);
     }
 };
 

@@ -5,6 +5,7 @@
 // kernels that apply the same operations in the same order give the same bits.
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -24,6 +25,7 @@
 #include "neon.h"
 #endif
 
+#include "buffer.h"
 #include "half.h"
 
 namespace forerun {
@@ -504,25 +506,62 @@ inline void widen_inputs(const bf16* rows, int64_t count, WideInput* out) {
     for (; i < count; ++i) out[i].value = widen(rows[i]);
 }
 
-// `row_inputs` gives `count` numbers of bf16 as they are multiplied: they themselves, or what it writes to memory, of which it
-// needs `row_input_bytes`.
+// How far apart rows of so many values lie: `inputs`, but for more rows than the first cache holds lines of a set never a multiple of
+// kBytesOfSets, after which lines fall into the same one: rows would push one another out of it. (AMX reads whole lines, once.)
+template <class Value>
+inline int64_t row_stride(int64_t num_rows, int64_t inputs) {
+#if defined(__AMX_BF16__)
+    constexpr bool reads_lines_again = false;
+#else
+    constexpr bool reads_lines_again = true;
+#endif
+    constexpr int64_t kBytesOfSets = 4096, kRowsOfOneSet = 8, size = sizeof(Value);
+    const bool share_a_set = num_rows > kRowsOfOneSet && inputs * size % kBytesOfSets == 0;
+    return reads_lines_again && share_a_set ? inputs + kCacheLine / size : inputs;
+}
+
+// Rows as they are multiplied, so many values apart.
+template <class Value>
+struct InputRows {
+    const Value* values;
+    int64_t stride;
+
+    const Value* at(int64_t row) const { return values + row * stride; }
+    InputRows from(int64_t row) const { return {at(row), stride}; }
+};
+
+// `row_inputs` gives rows of bf16 [num_rows, inputs] as they are multiplied: they themselves, or what it writes to memory, of which
+// it needs `row_input_bytes`.
 #if defined(__AVX2__) && !defined(__AVX512F__)
 
-inline int64_t row_input_bytes(int64_t count) { return (count + kLanes - 1) / kLanes * kLanes * static_cast<int64_t>(sizeof(RowInput)); }
+inline int64_t row_input_bytes(int64_t num_rows, int64_t inputs) {
+    const int64_t count = num_rows * row_stride<RowInput>(num_rows, inputs);
+    return (count + kLanes - 1) / kLanes * kLanes * static_cast<int64_t>(sizeof(RowInput));
+}
 
-inline const RowInput* row_inputs(const bf16* rows, int64_t count, uint8_t* memory) {
-    auto* inputs = reinterpret_cast<RowInput*>(memory);
-    widen_inputs(rows, count, inputs);
-    return inputs;
+inline InputRows<RowInput> row_inputs(const bf16* rows, int64_t num_rows, int64_t inputs, uint8_t* memory) {
+    auto* values = reinterpret_cast<RowInput*>(memory);
+    const int64_t stride = row_stride<RowInput>(num_rows, inputs);
+    for (int64_t row = 0; row < num_rows; ++row) widen_inputs(rows + row * inputs, inputs, values + row * stride);
+    return {values, stride};
 }
 
 #else
 
 using RowInput = bf16;
 
-inline int64_t row_input_bytes(int64_t) { return 0; }
+inline int64_t row_input_bytes(int64_t num_rows, int64_t inputs) {
+    const int64_t stride = row_stride<RowInput>(num_rows, inputs);
+    return stride == inputs ? 0 : num_rows * stride * static_cast<int64_t>(sizeof(RowInput));
+}
 
-inline const RowInput* row_inputs(const bf16* rows, int64_t, uint8_t*) { return rows; }
+inline InputRows<RowInput> row_inputs(const bf16* rows, int64_t num_rows, int64_t inputs, uint8_t* memory) {
+    const int64_t stride = row_stride<RowInput>(num_rows, inputs);
+    if (stride == inputs) return {rows, inputs};
+    auto* values = reinterpret_cast<RowInput*>(memory);
+    for (int64_t row = 0; row < num_rows; ++row) std::copy_n(rows + row * inputs, inputs, values + row * stride);
+    return {values, stride};
+}
 
 #endif
 
