@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from forerun.models.store import resolve_model
-from forerun.plan.emit.systems import emit
+from forerun.plan.emit.systems import SYSTEMS, emit
 from tests.plan.emit.plans import APART, EAGLE3, NGRAM, PLAN, SCHEDULE, WINDOW, request, with_engine, write_profile
 from tests.slow.environments import interpreter_of
 
@@ -40,8 +40,8 @@ def read_by(environment, script, *arguments):
 
 
 def written(system, folder, plan):
-    """The files of a system, with those of the profile, in a folder."""
-    profile_folder = write_profile(folder / "profile")
+    """The files of a system, with those of the profile where it reads one, in a folder."""
+    profile_folder = write_profile(folder / "profile") if SYSTEMS[system].reads_profile else None
     for name, text in emit(system, request(plan, profile_folder=profile_folder)).files.items():
         (folder / name).write_text(text)
     return folder

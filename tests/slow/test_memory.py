@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 
+from forerun.drafters.auto import DEFAULT_MEMORY
 from forerun.ops.native.formats import lossless_format
 from forerun.ops.native.library import load_kernels
 from tests.native import needs_kernels
@@ -40,12 +41,16 @@ def peak(code):
 
 @needs_kernels
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("code", [GENERATE, PLAIN], ids=["with drafts", "without drafts"])
-def test_the_default_model_takes_a_tenth_more_than_weights_kv_and_torch(code):
+@pytest.mark.parametrize(
+    ("code", "drafters"),
+    [(GENERATE, DEFAULT_MEMORY * 2 * NUM_WEIGHTS), (PLAIN, 0)],
+    ids=["with drafts", "without drafts"],
+)
+def test_the_default_model_takes_a_tenth_more_than_weights_kv_torch_and_what_drafters_may(code, drafters):
     kernels = load_kernels()
     weights = NUM_WEIGHTS * lossless_format(torch.bfloat16, level=kernels.level).bytes_per_weight
     peak(code)  # packs the weights, which takes more, where no start has kept them yet
-    assert peak(code) < 1.1 * (weights + KV + peak("import torch\n"))
+    assert peak(code) < 1.1 * (weights + KV + peak("import torch\n") + drafters)
 
 
 @needs_kernels

@@ -265,7 +265,9 @@ def test_a_row_has_the_same_bits_among_more_rows_than_a_tile_finds_in_the_cache(
 @every_level
 @every_format
 @pytest.mark.parametrize("inputs", [1024, 2048])
-def test_a_row_has_the_same_bits_among_rows_whose_lines_fall_into_the_same_set_of_a_cache(kernels, weight_format, inputs):
+def test_a_row_has_the_same_bits_among_rows_whose_lines_fall_into_the_same_set_of_a_cache(
+    kernels, weight_format, inputs
+):
     linear = packed_linear(kernels, torch.randn(40, inputs), weight_format=weight_format)
     x = torch.randn(40, inputs)
     alone = torch.cat([linear(row[None]) for row in x])
