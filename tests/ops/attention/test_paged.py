@@ -13,7 +13,7 @@ from forerun.kv.cache import KVCache
 from forerun.ops.attention import paged
 from forerun.ops.attention.naive import NaiveAttention
 from forerun.ops.attention.paged import TILE_ROWS, PagedAttention
-from tests.ops.native.passes import levels_batch
+from tests.ops.native.passes import deal_blocks, filled_cache, levels_batch, make_batch, slots_of
 
 BLOCK_SIZE = 4
 
@@ -181,6 +181,24 @@ def test_a_value_that_is_not_finite_reaches_the_rows_that_see_it_and_no_other(so
     assert not found[2:].isfinite().all()
     assert found[:2].isfinite().all()
     torch.testing.assert_close(found.nan_to_num(0, 0, 0), expected.nan_to_num(0, 0, 0), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("options", [{"window": 3}, {"window": 3, "soft_cap": 1.5}], ids=["window", "cap"])
+@pytest.mark.parametrize("part", ["key", "value"])
+def test_what_is_not_finite_in_the_cache_reaches_no_row_whose_window_is_behind_it(part, options):
+    (blocks,), num_blocks = deal_blocks(random.Random(5), [26], block_size=BLOCK_SIZE)
+    batch = make_batch([SequenceRows(num_context=20, num_rows=6, block_ids=blocks)], block_size=BLOCK_SIZE)
+    spec = LayerKVSpec(num_kv_heads=2, key_dim=8, value_dim=8)
+    query, key, value = torch.randn(6, 4, 8), torch.randn(6, 2, 8), torch.randn(6, 2, 8)
+    (place,) = slots_of(blocks, [19], block_size=BLOCK_SIZE)
+    outputs = []
+    for attention in (NaiveAttention(), PagedAttention()):
+        cache = filled_cache([spec], num_blocks=num_blocks, block_size=BLOCK_SIZE, dtype=torch.float32)
+        getattr(cache.layers[0], part)[place] = float("nan")
+        outputs.append(attention.begin(batch, cache)(0, query, key, value, scale=1.0, **options))
+    expected, found = outputs
+    assert found[:2].isnan().all()
+    torch.testing.assert_close(found[2:], expected[2:], atol=1e-5, rtol=0)
 
 
 def test_more_keys_than_one_call_takes_are_split_and_none_lost(monkeypatch):

@@ -315,6 +315,45 @@ def test_a_value_that_is_not_finite_changes_no_bit_of_the_rows_before_it(kernels
 
 
 @every_level
+@every_kind
+@pytest.mark.parametrize("infinity", [float("nan"), float("-inf")])
+@pytest.mark.parametrize("part", [1, 2], ids=["key", "value"])
+@pytest.mark.parametrize("place", [0, 163, 255, 256])
+def test_what_is_not_finite_changes_no_bit_of_the_rows_whose_window_is_behind_it(
+    kernels, dtype, dim, place, part, infinity
+):
+    healthy, ill = Text(dtype, dim), Text(dtype, dim)
+    ill.rows[part][place, 0, 3] = infinity
+    found, expected = (text.attend(kernels, [200, 201, 300, 330], window=37) for text in (ill, healthy))
+    assert torch.equal(found[:place], expected[:place])
+    assert torch.equal(found[place + 37 :], expected[place + 37 :])
+    if part == 2:
+        assert not found[place : place + 37, 0, 3].isfinite().any()
+
+
+@every_level
+@every_kind
+@pytest.mark.parametrize("infinity", [float("nan"), float("inf")])
+def test_a_node_whose_window_is_behind_an_ancestor_that_is_not_finite_keeps_its_bits(kernels, dtype, dim, infinity):
+    text, window = Text(dtype, dim), 4
+    mask = tree_mask([-1, 0, 1, 2, 3, 4, 0])
+    (blocks,), num_blocks = deal_blocks(source(5), [LENGTH], block_size=16)
+    rows = SequenceRows(num_context=250, num_rows=len(mask), block_ids=blocks, tree_mask=mask)
+    found = []
+    for root in (text.rows[2][250, 0, 3].item(), infinity):
+        nodes = [x[250 : 250 + len(mask)].clone() for x in text.rows]
+        nodes[2][0, 0, 3] = root
+        attend = NativeAttention(kernels).begin(
+            make_batch([rows], block_size=16), text.cache(num_blocks, 16, blocks, 250)
+        )
+        found.append(attend(0, *nodes, scale=0.4, window=window))
+    expected, ill = found
+    sees_root = [0, 1, 2, 3, 6]
+    assert not ill[sees_root, 0, 3].isfinite().any()
+    assert torch.equal(ill[4:6], expected[4:6])
+
+
+@every_level
 def test_scores_that_overflow_below_weigh_nothing_beside_others(kernels):
     """A tile of keys whose scores are all -inf, then one of others: the row is of the others alone."""
     text = Text(torch.float32, 20)

@@ -341,6 +341,7 @@ def test_a_product_of_sizes_that_do_not_fit_is_refused(kernels, sizes, message):
         ({"storage": 9}, "the weight's storage is unknown"),
         ({"outputs": 33}, "the weight's outputs are not whole tiles"),
         ({"inputs": 29}, "the weight's inputs are not even"),
+        ({"inputs": 0}, "the weight has no inputs"),
         ({"storage": INT8.kernel_id}, "the int8 weight has no scale"),
         ({"storage": BF16_CODED.kernel_id}, "the coded weight has no list of rare weights"),
     ],

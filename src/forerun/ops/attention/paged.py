@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from typing import TypedDict, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -66,6 +67,14 @@ def _similar_lengths(spans: list[Span], keys_per_call: int) -> list[list[Span]]:
     return [sorted(group, key=lambda span: span.first_row) for group in groups]
 
 
+class ScoreOptions(TypedDict):
+    """What `attend_dense` takes beside its tensors."""
+
+    scale: float
+    soft_cap: float | None
+    sinks: Tensor | None
+
+
 @dataclass(frozen=True, slots=True)
 class PagedPass:
     """Attention of one pass, an `Attend`. In a cache with room for more heads, layers use the first."""
@@ -93,25 +102,15 @@ class PagedPass:
         kv.key.index_copy_(0, self.batch.slot_mapping, key)
         kv.value.index_copy_(0, self.batch.slot_mapping, value)
         num_rows, num_heads = query.shape[:2]
-        # (Not asked on a GPU, which would have to be waited for.)
-        all_finite = value.is_cuda or num_rows == 1 or bool(value.isfinite().all())
+        options = ScoreOptions(scale=scale, soft_cap=soft_cap, sinks=sinks)
         output: Tensor | None = None
         for group in self.groups:
             seen = group.seen_keys(window)
-            values = seen.gather(kv.value)
-            wild = None if all_finite else ~values.isfinite()  # zero times these is no number
-            rows = attend_dense(
-                group.take_rows(query),
-                seen.gather(kv.key),
-                values if wild is None else values.masked_fill(wild, 0.0),
-                mask=seen.mask,
-                scale=scale,
-                soft_cap=soft_cap,
-                sinks=sinks,
-            )
-            if wild is not None:
-                meets = _rows_that_see(wild, seen.mask).repeat_interleave(num_heads // values.shape[2], dim=2)
-                rows = rows.masked_fill(meets, float("nan"))
+            dense = group.take_rows(query), seen.gather(kv.key), seen.gather(kv.value)
+            rows = attend_dense(*dense, mask=seen.mask, **options)
+            # (Not asked on a GPU, which would have to be waited for.)
+            if seen.mask is not None and not rows.is_cuda and not rows.isfinite().all():
+                _attend_alone(rows, *dense, mask=seen.mask, **options)
             if group.is_whole_batch:
                 return rows.flatten(0, 1)
             if output is None:
@@ -168,11 +167,17 @@ def attend_dense(
     return unfolded.reshape(batch, rows, num_heads, value_dim)
 
 
-def _rows_that_see(marked: Tensor, mask: Tensor | None) -> Tensor:
-    """Where a row sees a marked value [B, C, num_kv_heads, value_dim]: [B, R, num_kv_heads, value_dim], R = 1 without a mask."""
-    if mask is None:
-        return marked.any(dim=1, keepdim=True)
-    return torch.einsum("brc,bchd->brhd", mask.float(), marked.float()) > 0.0
+def _attend_alone(
+    rows: Tensor, query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor, **options: Unpack[ScoreOptions]
+) -> None:
+    """Compute the rows that are not finite anew, each from nothing but what it sees.
+
+    A masked score that is NaN stays NaN, and zero times a value that is not finite is NaN, too.
+    """
+    for sequence, row in (~rows.isfinite().flatten(2).all(dim=2)).nonzero().tolist():
+        seen = mask[sequence, row]
+        alone = query[sequence, row][None, None], key[sequence, seen][None], value[sequence, seen][None]
+        rows[sequence, row] = attend_dense(*alone, mask=None, **options)[0, 0]
 
 
 def _capped_scores(query: Tensor, key: Tensor, *, scale: float, soft_cap: float | None) -> Tensor:

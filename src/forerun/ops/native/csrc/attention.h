@@ -77,6 +77,7 @@ struct AttentionItem {
     int64_t first_row, last_row;  // within the sequence
     int32_t kv_head;
     int32_t first_head, num_heads;
+    bool reads_seen_only = false;  // a single row's: in place of what its tiles hold before what it sees it reads its own place
 };
 
 // Which items a process computes. Processes that have the same key head take turns with its items: of each `num_ranks` of them
@@ -305,6 +306,7 @@ class AttentionBlock {
         num_shared_ = sequence.tree_mask ? sequence.num_unmasked() / places_together * places_together
                                          : sequence.num_context + item.last_row;
         if (sequence.tree_mask) list_own_slots(num_rows);
+        hide_places(num_shared_, scratch_.own_slots.data(), static_cast<int64_t>(scratch_.own_slots.size()));
         int64_t first_key = first_of(0), num_keys = num_shared_;
         for (int row = 0; row < num_rows; ++row) {
             first_key = std::min(first_key, first_of(row * item.num_heads));
@@ -395,6 +397,13 @@ class AttentionBlock {
             scratch_.slots[i] = sequence.blocks[block] * pass_.block_size + offset;
             if (++offset == pass_.block_size) offset = 0, ++block;
         }
+        hide_places(start, scratch_.slots, count);
+    }
+
+    // Of the slots of `count` places from `start` on, replaces those of places that a row which reads only what it sees does not.
+    void hide_places(int64_t start, int64_t* slots, int64_t count) const {
+        if (!item_.reads_seen_only) return;
+        std::fill_n(slots, std::clamp<int64_t>(first_of(0) - start, 0, count), pass_.slots[row_of(0)]);
     }
 
     template <int Dims>

@@ -44,6 +44,7 @@ inline void check_weight(const Weight& weight) {
             "the weight's storage is unknown");
     require(is_size(weight.outputs) && weight.outputs % kTile == 0, "the weight's outputs are not whole tiles");
     require(is_size(weight.inputs) && weight.inputs % 2 == 0, "the weight's inputs are not even");
+    require(weight.inputs > 0, "the weight has no inputs");
     if (weight.storage == kJoined) {
         require(weight.parts && weight.num_parts > 0, "the joined weight has no parts");
         int64_t outputs = 0;
@@ -58,7 +59,7 @@ inline void check_weight(const Weight& weight) {
         require(outputs == weight.outputs, "a joined weight has more or fewer outputs than its parts");
         return;
     }
-    require(weight.data || !weight.outputs || !weight.inputs, "the weight has no data");
+    require(weight.data || !weight.outputs, "the weight has no data");
     require(weight.scale || !weight.outputs || weight.storage != kInt8, "the int8 weight has no scale");
     require(weight.first_rare || weight.storage != kCoded, "the coded weight has no list of rare weights");
     require(!weight.rounds_rows || is_blocks(weight.storage), "rows are rounded for a weight that is not in blocks");

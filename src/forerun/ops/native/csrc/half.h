@@ -1,6 +1,7 @@
 // Floats of 16 bits: bf16 is the high half of an fp32.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
@@ -63,19 +64,20 @@ inline bf16 narrow(float value) {
     return static_cast<bf16>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
-inline bool is_finite(bf16 value) { return (value & 0x7fff) < 0x7f80; }
-inline bool is_finite(fp16 value) { return (value.bits & 0x7fff) < 0x7c00; }
-inline bool is_finite(float value) {
-    uint32_t bits;
-    std::memcpy(&bits, &value, sizeof bits);
-    return (bits & 0x7fffffffu) < 0x7f800000u;
+// By the largest magnitude's bits, whose order is that of magnitudes: compilers find it in whole vectors.
+inline bool are_finite(const bf16* values, int64_t count) {
+    bf16 largest = 0;
+    for (int64_t i = 0; i < count; ++i) largest = std::max<bf16>(largest, values[i] & 0x7fff);
+    return largest < 0x7f80;
 }
-
-template <class Stored>
-bool are_finite(const Stored* values, int64_t count) {
-    bool all = true;
-    for (int64_t i = 0; i < count; ++i) all &= is_finite(values[i]);
-    return all;
+inline bool are_finite(const float* values, int64_t count) {
+    uint32_t largest = 0;
+    for (int64_t i = 0; i < count; ++i) {
+        uint32_t bits;
+        std::memcpy(&bits, values + i, sizeof bits);
+        largest = std::max(largest, bits & 0x7fffffffu);
+    }
+    return largest < 0x7f800000u;
 }
 
 }  // namespace forerun

@@ -112,16 +112,21 @@ void finish_heads(float* heads, int num_heads, int head_dim, const float* weight
     store_row(heads, count, out);
 }
 
-// Whether a row of a chain's item computes with a value that is no finite number and lies behind its own place: its weight is zero,
-// but the product is not.
-template <class Stored>
-bool meets_unseen_infinity(const AttentionItem& item, const Pass& pass, const AttentionShape& shape, const Stored* value) {
-    if (item.sequence->tree_mask) return false;  // its nodes read their own
-    for (int64_t row = item.first_row + 1; row < item.last_row; ++row) {
-        const int64_t slot = pass.slots[item.sequence->first_row + row];
-        if (!are_finite(value + (slot * shape.num_kv_heads + item.kv_head) * shape.value_dim, shape.value_dim)) return true;
+// Computes the rows of an item. The weight of a place that a row does not see is zero, but zero times a value that is no finite
+// number is none: rows with an output that is none are computed once more, each alone from nothing but what it sees.
+template <class Block, class Stored>
+void attend_item(Block& block, const AttentionItem& item, const AttentionShape& shape, Stored* out, int64_t out_width) {
+    block.attend(item, out);
+    const int64_t dim = shape.value_dim;
+    AttentionItem alone = item;
+    alone.reads_seen_only = true;
+    for (int64_t row = item.first_row; row < item.last_row; ++row) {
+        const Stored* found = out + (item.sequence->first_row + row) * out_width + item.first_head * dim;
+        if (are_finite(found, item.num_heads * dim)) continue;
+        alone.first_row = row;
+        alone.last_row = row + 1;
+        block.attend(alone, out);
     }
-    return false;
 }
 
 // Shares out attention's items and computes them into rows of `out_width`; to be called by every member.
@@ -130,17 +135,9 @@ void attend_items(const Pass& pass, const AttentionShape& shape, const Stored* q
                   const Stored* value, const AttentionPlan& plan, std::atomic<size_t>& next,
                   AttentionScratch& scratch, Stored* out, int64_t out_width) {
     const auto attend_by = [&](auto block) {
-        const auto attend = [&](const AttentionItem& item) {
-            if (!meets_unseen_infinity(item, pass, shape, value)) return block.attend(item, out);
-            AttentionItem alone = item;
-            for (int64_t row = item.first_row; row < item.last_row; ++row) {
-                alone.first_row = row;
-                alone.last_row = row + 1;
-                block.attend(alone, out);
-            }
-        };
         for (size_t first; (first = next.fetch_add(plan.together, std::memory_order_relaxed)) < plan.items.size();)
-            for (size_t i = first; i < std::min(first + plan.together, plan.items.size()); ++i) attend(plan.items[i]);
+            for (size_t i = first; i < std::min(first + plan.together, plan.items.size()); ++i)
+                attend_item(block, plan.items[i], shape, out, out_width);
     };
 #if defined(__AMX_BF16__)
     const Matrices until_all_are_done;

@@ -11,7 +11,7 @@
 // An instruction adds up the products of sixteen places before it adds them to an output. So it is always the same sixteen, from
 // a multiple of sixteen on; a place that a row does not see has the weight zero and any finite value. As the instructions take
 // numbers below the smallest normal one for zero, and zeros of either sign come of it, each output gets a zero added at last.
-// (A value that is not finite makes its pair of dimensions NaN, in the rows that see it; others do not meet it: layer.h.)
+// (A value that is not finite makes its pair of dimensions NaN; rows that do not see it are computed anew: layer.h.)
 #pragma once
 
 #if defined(__AMX_BF16__)
@@ -32,6 +32,7 @@ class MatrixAttention : public AttentionBlock<bf16> {
     // Like AttentionBlock's.
     void attend(const AttentionItem& item, bf16* out) {
         const TextPart part = begin(item, kMatrixRows);
+        lies_in_groups_ = pass_.block_size % kMatrixRows == 0 && !item.reads_seen_only;
         Matrices::shape(kMatrixRows, kMatrixSteps);
         for (int i = 0; i < groups_ahead_; ++i) fetch_group(part.first, i);
         transpose_queries();
@@ -247,8 +248,7 @@ class MatrixAttention : public AttentionBlock<bf16> {
             _mm512_storeu_si512(place + 2 * i, _mm512_or_si512(finished(even + i), _mm512_slli_epi32(finished(odd + i), 16)));
     }
 
-    // Whether sixteen places that are multiplied together lie side by side.
-    const bool lies_in_groups_ = pass_.block_size % kMatrixRows == 0;
+    bool lies_in_groups_ = false;  // sixteen places that are multiplied together, side by side
     const int groups_ahead_ = (places_ahead_ + kMatrixRows - 1) / kMatrixRows;
     int num_multiplied_ = 0;
     Products begun_{};
