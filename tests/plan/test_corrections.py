@@ -35,6 +35,14 @@ def test_an_observation_that_cannot_be_is_refused(observed: float) -> None:
         CorrectionFactor("step time").observe(observed=observed, predicted=1.0, num_steps=100)
 
 
+def test_an_error_says_that_nothing_may_be_observed_where_it_may() -> None:
+    factor = Corrections().acceptance
+    with pytest.raises(ConfigError, match=r"got observed -1\.0; must be a finite number at least 0"):
+        factor.observe(observed=-1.0, predicted=1.0, num_steps=100)
+    with pytest.raises(ConfigError, match=r"got predicted 0\.0; must be a finite number above 0"):
+        factor.observe(observed=0.0, predicted=0.0, num_steps=100)
+
+
 def test_a_profile_of_something_else_is_not_corrected_but_said() -> None:
     factor = CorrectionFactor("step time")
     factor.observe(observed=3.0, predicted=1.0, num_steps=100)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forerun.errors import ConfigError
-from forerun.plan.load import Load, parse_load
+from forerun.plan.load import Load, parse_given_load, parse_load
 
 positive = st.floats(1.0, 1e6)
 loads = st.builds(
@@ -63,3 +63,8 @@ def test_burstiness_is_one_over_the_square_of_the_variation() -> None:
 def test_a_load_that_cannot_be_is_refused(text: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         parse_load(text)
+
+
+def test_a_hit_rate_of_nothing_that_is_named_differs_from_one_that_is_not() -> None:
+    assert parse_given_load("rate=1,isl=5,osl=3,prefix_hit_rate=0").named_hit_rate == 0.0
+    assert parse_given_load("rate=1,isl=5,osl=3").named_hit_rate is None

@@ -25,6 +25,15 @@ def test_null_is_right_only_where_it_may_be() -> None:
         check_count("a file", "x", None, least=1, do="mend it")
 
 
+def test_a_number_below_its_bound_is_refused_in_the_same_words() -> None:
+    check_number("a file", "x", 0.0, least=0.0, do="mend it")
+    check_number("a file", "x", None, least=0.0, or_none=True, do="mend it")
+    with pytest.raises(ConfigError, match=r"a file: got x=-0\.5; must be a finite number, at least 0: mend it"):
+        check_number("a file", "x", -0.5, least=0.0, do="mend it")
+    with pytest.raises(ConfigError, match="got x='1'; must be a finite number, at least 0, or null: mend it"):
+        check_number("a file", "x", "1", least=0.0, or_none=True, do="mend it")
+
+
 def test_a_missing_key_is_named() -> None:
     check_keys("a file", {"x": None, "y": 1}, ("x",), do="mend it")
     with pytest.raises(ConfigError, match="a file: lacks x, z; mend it"):

@@ -38,7 +38,7 @@ from forerun.plan.deployment_planner import (
     with_running,
 )
 from forerun.plan.fleet_plan import FleetPlan
-from forerun.plan.load import Load, parse_load
+from forerun.plan.load import Load, parse_given_load
 from forerun.plan.profile import Profile
 from forerun.plan.simulation.requests import check_requests
 from forerun.plan.simulation.traces import read_trace
@@ -81,11 +81,11 @@ def plan(
     """
     check_writable_folder("--output", output)
     wanted = parse_sla(sla)
-    given = None if load is None else parse_load(load)
+    given = None if load is None else parse_given_load(load)
     requests = [] if day.replay is None else read_trace(day.replay)
-    hit_rate = given.prefix_hit_rate if given is not None and "prefix_hit_rate" in str(load) else None
+    hit_rate = None if given is None else given.named_hit_rate
     intervals = intervals_of(requests, day.interval, prefix_hit_rate=hit_rate) if requests else []
-    arriving = given or _busiest(intervals)
+    arriving = _busiest(intervals) if given is None else given.load
     measured = Profile.load(profile)
     if requests:
         check_requests(requests, max_model_len=measured.max_model_len)

@@ -43,14 +43,21 @@ class CorrectionFactor:
         """
         if num_steps < FEWEST_STEPS:
             return
-        for said, value in (("observed", observed), ("predicted", predicted)):
-            may_be_0 = said == "observed" and self.least == 0.0
-            if not (0.0 < value < math.inf or (may_be_0 and value == 0.0)):
-                raise ConfigError(f"correction of {self.name}: got {said} {value!r}; must be a finite number above 0")
+        self._check("observed", observed, may_be_0=self.least == 0.0)
+        self._check("predicted", predicted, may_be_0=False)
         ratio = observed / predicted
         weight = 1.0 if self.num_observations == 0 else WEIGHT
         self.value += weight * (ratio - self.value)
         self.num_observations += 1
+
+    def _check(self, what: str, value: float, *, may_be_0: bool) -> None:
+        """Refuse what no service can have shown, or no profile can say."""
+        if not (0.0 < value < math.inf or (may_be_0 and value == 0.0)):
+            may_be = "at least 0" if may_be_0 else "above 0"
+            raise ConfigError(
+                f"correction of {self.name}: got {what} {value!r}; must be a finite number {may_be}: profile again, or "
+                "leave this interval out"
+            )
 
     def checked(self) -> float:
         """The factor.

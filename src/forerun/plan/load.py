@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from forerun.errors import ConfigError, refuse_unknown_keys
 from forerun.plan.assignments import parse_assignments
@@ -81,7 +81,14 @@ class Load:
         return cls(**record)
 
 
-def parse_load(text: str) -> Load:
+class GivenLoad(NamedTuple):
+    """A load as a text has it, and the share of prompts in the prefix cache that it names; None: it names none."""
+
+    load: Load
+    named_hit_rate: float | None
+
+
+def parse_given_load(text: str) -> GivenLoad:
     """Parse "rate=20,isl=3000,osl=300", optionally with isl_cv, osl_cv, prefix_hit_rate, and cv or burstiness.
 
     Raises:
@@ -96,4 +103,9 @@ def parse_load(text: str) -> Load:
         if burstiness <= 0.0:
             raise ConfigError(f"load: got burstiness={burstiness:g}; must be a number above 0")
         values["cv"] = burstiness**-0.5
-    return Load.from_json(values)
+    return GivenLoad(Load.from_json(values), values.get("prefix_hit_rate"))
+
+
+def parse_load(text: str) -> Load:
+    """The load of such a text; see `parse_given_load`."""
+    return parse_given_load(text).load

@@ -15,7 +15,7 @@ from forerun.engine.costs import KINKS
 from forerun.errors import ConfigError
 from forerun.plan.acceptance import AcceptanceProfile
 from forerun.plan.draft_trace import DraftTrace
-from forerun.plan.record_types import check_count, check_keys, check_schedule, check_type, is_number
+from forerun.plan.record_types import check_count, check_keys, check_number, check_schedule, check_type
 from forerun.plan.step_times import DraftingCost, StepTimeModel
 
 VERSION = 1
@@ -36,6 +36,7 @@ COUNTS = (
     "tensor_parallel_size",
 )
 SIZES = ("weight_bytes", "kv_bytes_per_token", "kv_cache_memory_bytes")  # that may be unknown
+MEASURES = ("gigabytes_per_second", "watts", "idle_watts")  # that may be unknown, and are no whole numbers
 NAMES = ("model", "machine", "kernels", "dtype", "version")
 PARTS = ("configs", "served_steps", "drafting", "acceptance", "drafter_block_bytes", "traces")
 """Fields that are by the name of a configuration."""
@@ -97,12 +98,6 @@ class Profile:
 
     def __post_init__(self) -> None:
         self._check_types()
-        for name in ("gigabytes_per_second", "watts", "idle_watts"):
-            value = getattr(self, name)
-            if value is not None and not (is_number(value) and value >= 0.0):
-                raise ConfigError(
-                    f"profile: got {name}={value!r:.60}; must be a finite number, at least 0, or null: profile again"
-                )
         for part in PARTS[1:]:
             for name in getattr(self, part):
                 if name.partition("/")[0] not in self.configs:
@@ -127,6 +122,8 @@ class Profile:
             check_type("profile", name, getattr(self, name), dict, do=AGAIN)
         for name in (*COUNTS, *SIZES):
             check_count("profile", name, getattr(self, name), least=1, or_none=name in SIZES, do=AGAIN)
+        for name in MEASURES:
+            check_number("profile", name, getattr(self, name), least=0.0, or_none=True, do=AGAIN)
         for name, size in self.drafter_block_bytes.items():
             check_count("profile: drafter_block_bytes", name, size, least=0, do=AGAIN)
         for name, config in self.configs.items():

@@ -36,12 +36,15 @@ def check_count(what: str, name: str, value: object, *, least: int, or_none: boo
         raise ConfigError(f"{what}: got {name}={value!r:.80}; must be {may_be}: {do}")
 
 
-def check_number(what: str, name: str, value: object, *, or_none: bool = False, do: str) -> None:
-    """Refuse what is no finite number; see `check_type`."""
-    if not is_number(value) and not (or_none and value is None):
-        raise ConfigError(
-            f"{what}: got {name}={value!r:.80}; must be a finite number{' or null' if or_none else ''}: {do}"
-        )
+def check_number(
+    what: str, name: str, value: object, *, least: float | None = None, or_none: bool = False, do: str
+) -> None:
+    """Refuse what is no finite number, or below `least` where there is one; see `check_type`."""
+    is_right = is_number(value) and (least is None or value >= least)
+    if not is_right and not (or_none and value is None):
+        may_be = "a finite number" if least is None else f"a finite number, at least {least:g}"
+        or_null = "" if not or_none else " or null" if least is None else ", or null"
+        raise ConfigError(f"{what}: got {name}={value!r:.80}; must be {may_be}{or_null}: {do}")
 
 
 def check_keys(what: str, record: Mapping[str, object], needed: Iterable[str], *, do: str) -> None:
