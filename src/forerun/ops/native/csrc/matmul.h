@@ -104,14 +104,18 @@ inline void fetch(const Ahead& ahead, int64_t offset) {
     fetch_line(ahead.data + offset, ahead.caches);
 }
 
-// One register tile: `Rows` rows times 32 outputs. (The accumulators are the function's own, or the compiler
-// would keep them in memory, where the caller can see them.)
+// One register tile: `Rows` rows times 32 outputs. (The accumulators are the function's own, or the compiler would keep them in
+// memory, where the caller can see them. A row's address is that of every third row and once or twice the distance of rows, which
+// processors add up as they read: there are too few registers for an address of each.)
 template <int Rows, class Tile, class Value>
 void multiply_tile(Tile tile, InputRows<Value> rows, int64_t inputs, Ahead ahead, F16 (*sums)[2]) {
     constexpr int step = kInputsOfStep<Value>;
     F16 own[Rows][2];
 #pragma GCC unroll 12
     for (int r = 0; r < Rows; ++r) own[r][0] = own[r][1] = zero();
+    const Value* every_third[(Rows + 2) / 3];
+#pragma GCC unroll 4
+    for (int r = 0; r < Rows; r += 3) every_third[r / 3] = rows.at(r);
     for (int64_t i = 0; i < inputs; i += step) {
         const auto [first, second] = tile.next();
         fetch(ahead, 0);
@@ -119,9 +123,14 @@ void multiply_tile(Tile tile, InputRows<Value> rows, int64_t inputs, Ahead ahead
         ahead.data += ahead.bytes;
 #pragma GCC unroll 12
         for (int r = 0; r < Rows; ++r) {
-            const auto value = splat_pair(rows.values + r * rows.stride + i);
+            const auto value = splat_pair(every_third[r / 3] + r % 3 * rows.stride);
             own[r][0] = dot(own[r][0], first, value);
             own[r][1] = dot(own[r][1], second, value);
+        }
+#pragma GCC unroll 4
+        for (const Value*& row : every_third) {
+            row += step;
+            forget(row);
         }
     }
 #pragma GCC unroll 12
