@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 
 import pytest
@@ -10,6 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from forerun.deploy.disaggregated import channel
+from forerun.deploy.disaggregated.channel import Channel
 from tests.deploy.disaggregated.in_one_process import channels, needs_shared_memory
 
 pytestmark = needs_shared_memory
@@ -64,3 +67,43 @@ def test_an_end_that_is_closed_is_noticed_by_who_waits_and_by_who_comes_later():
             other.receive(0)
         with pytest.raises(BrokenPipeError):
             other.send({}, [torch.ones(1)])
+
+
+def test_tensors_whose_descriptor_was_dropped_are_reported_and_the_next_ones_arrive(monkeypatch):
+    receive = socket.recv_fds
+
+    def without_descriptors(*args):
+        """As the system receives for a process that has as many descriptors as it may."""
+        content, descriptors, flags, address = receive(*args)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        return content, [], flags, address
+
+    monkeypatch.setattr(socket, "recv_fds", without_descriptors)
+    with channels() as (own, other):
+        own.send({"number": 1}, [torch.ones(3)])
+        message = other.receive(5)
+        assert message.header == {"number": 1}
+        assert message.tensors == ()
+        assert "Too many open files" in message.error
+        monkeypatch.setattr(socket, "recv_fds", receive)
+        own.send({"number": 2}, [])  # for which the thread that reads had called the other one already
+        own.send({"number": 3}, [torch.ones(3)])
+        assert [other.receive(5).header["number"], other.receive(5).tensors[0].sum()] == [2, 3]
+
+
+def test_nobody_waits_for_ever_to_send_to_a_process_that_is_stopped(monkeypatch):
+    monkeypatch.setattr(channel, "SEND_TIMEOUT_S", 1)
+    ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    own = Channel(ends[0])
+    with ends[1]:  # which nobody reads
+
+        def send_many():
+            for _ in range(10_000):
+                own.send({"text": "x" * 1000})
+
+        with pytest.raises(BlockingIOError):
+            send_many()
+        with pytest.raises(EOFError):
+            own.receive(5)
+    own.close()

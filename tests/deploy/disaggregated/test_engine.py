@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import functools
+import itertools
+import os
 import time
 
 import pytest
 
 from forerun import SamplingParams
+from forerun.deploy.disaggregated import channel
 from forerun.drafters.base import MovesKV
 from forerun.engine.client import EngineRequest
 from forerun.engine.kv_transfer import export_kv
@@ -135,6 +139,42 @@ def test_an_aborted_request_leaves_nothing_and_its_kv_is_dropped():
         engine.abort("a")
         assert not engine.has_work
         llm.generate([LONG[1]], GREEDY, use_tqdm=False)
+        assert engine.transfers.num_prompts == 1
+        assert_nothing_is_held(llm)
+
+
+@pytest.mark.parametrize("is_asked_for", [True, False])
+def test_a_request_that_is_aborted_before_its_prompt_is_read_ends_as_one_that_waits(is_asked_for):
+    alone = tiny_llm(target=native_target()).engine
+    with disaggregated(target=native_target()) as (_, engine):
+        if not is_asked_for:
+            engine._has_room_for = lambda num_blocks: False
+        ended = []
+        for one in (alone, engine):
+            one.accept(EngineRequest(request_id="a", prompt_ids=LONG[0], sampling=GREEDY))
+            one.submit("a")
+            ended.append(one.abort("a"))
+            assert not one.has_work
+        assert reported(ended[1]) == reported(ended[0])
+        assert ended[1].outputs[0].finish_reason == "abort"
+        assert engine.snapshot().stats.num_finished == alone.snapshot().stats.num_finished
+
+
+@pytest.mark.parametrize("failing", [1, 2], ids=["the prompt", "its KV"])
+def test_what_finds_no_shared_memory_is_read_here_and_the_next_prompt_there(failing, monkeypatch):
+    shared, calls = channel._shared, itertools.count(1)
+
+    def at_times(tensors):
+        if next(calls) == failing:
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+        return shared(tensors)
+
+    monkeypatch.setattr(channel, "_shared", at_times)
+    with disaggregated(target=native_target()) as (llm, engine):
+        for index, num_failures in enumerate((1, 1)):
+            (output,) = llm.generate([LONG[index]], [SAMPLING[index]], use_tqdm=False)
+            assert reported(output) == plainly()[index]
+            assert engine.transfers.num_failures == num_failures
         assert engine.transfers.num_prompts == 1
         assert_nothing_is_held(llm)
 

@@ -6,6 +6,7 @@ import pytest
 
 from forerun.deploy.disaggregated import llm as disaggregated
 from forerun.deploy.disaggregated.llm import DisaggregatedLLM, share_cores
+from forerun.deploy.disaggregated.options import PrefillOptions
 from forerun.deploy.disaggregated.prefill_process import PrefillProcess
 from forerun.errors import ConfigError, UnknownKeyError, WorkerError
 from tests.deploy.disaggregated.in_one_process import needs_shared_memory
@@ -32,6 +33,11 @@ def _no_process(monkeypatch):
 def test_what_does_not_fit_is_refused(settings, said):
     with cores(4), pytest.raises(ConfigError, match=said):
         DisaggregatedLLM("m", **settings)
+
+
+def test_a_length_for_a_process_that_is_not_asked_for_is_refused():
+    with pytest.raises(ConfigError, match="got 5, and no other process reads prompts; give --prefill-threads too"):
+        PrefillOptions(max_local_prefill_length=5)
 
 
 def test_a_misspelt_setting_is_an_error_that_names_the_right_one():

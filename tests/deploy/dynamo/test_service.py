@@ -227,6 +227,28 @@ async def test_an_aborted_text_is_forgotten_and_a_closed_stream_may_go_on_elsewh
 
 
 @in_event_loop
+async def test_a_request_that_is_refused_leaves_no_note(tmp_path, monkeypatch):
+    monkeypatch.setattr(prompt_lengths, "KEPT_AFTER_END_S", -1.0)
+    llm = tiny_llm()
+    async with serving(llm, tmp_path) as service:
+        with pytest.raises(RequestError):
+            await answer(service, sent([3] * (llm.max_model_len + 1), sampling=PENALTIES))
+        assert len(list(tmp_path.iterdir())) == 1
+        await asyncio.sleep(0.02)  # longer than the clock of files stands
+        await answer(service, sent(stop={"max_tokens": 1}, sampling=PENALTIES), "another-id")
+    assert len(list(tmp_path.iterdir())) == 1, "that of the other one"
+
+
+@in_event_loop
+async def test_an_id_that_a_client_gives_to_two_requests_mixes_nothing_up(tmp_path):
+    settings = PENALTIES | {"temperature": 0.8}
+    async with serving(tiny_llm(), tmp_path) as service:
+        for prompt in (PROMPT, LONG):
+            token_ids, _ = await answer(service, sent(prompt, stop={"max_tokens": 6}, sampling=settings))
+            assert token_ids == tokens_offline(prompt, **settings, max_tokens=6)
+
+
+@in_event_loop
 async def test_a_step_that_fails_is_an_error_of_the_server(monkeypatch):
     llm = tiny_llm()
     async with serving(llm) as service:

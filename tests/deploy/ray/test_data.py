@@ -66,6 +66,14 @@ def test_what_an_actor_refuses_it_says_in_its_answer(given, message):
     assert message in ask(**{"prompts": ["a"], "seeds": [5]} | given)["error"]
 
 
+def test_an_engine_that_finds_no_memory_says_so_and_is_not_started_again(monkeypatch):
+    def no_memory(model, **engine):
+        raise MemoryError
+
+    monkeypatch.setattr(forerun, "LLM", no_memory)
+    assert ask(["a"], seeds=[5]) == {"error": "the engine cannot be started: MemoryError()"}
+
+
 def test_bad_sampling_is_refused_before_anything_is_written(tmp_path, monkeypatch):
     monkeypatch.setattr(data, "check_ray", lambda: None)
     with pytest.raises(RequestError, match="temperature"):

@@ -73,6 +73,16 @@ def test_few_requests_say_nothing_of_lengths():
     assert meter.interval(1.0).load.isl == 100.0
 
 
+def test_a_service_that_ends_few_requests_in_an_interval_is_known_by_those_of_several():
+    meter = LoadMeter()
+    loads = []
+    for number in range(1, 4):
+        meter.take({"a": counts(2 * number, underway=10 * number)})
+        loads.append(meter.interval(60.0).load)
+    assert loads[:2] == [None, None]
+    assert (loads[2].rate, loads[2].isl, loads[2].osl) == (0.2, 100.0, 50.0)
+
+
 def test_without_any_length_nothing_is_known():
     meter = LoadMeter()
     meter.take({"a": counts(1)})

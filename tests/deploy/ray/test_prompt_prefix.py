@@ -104,6 +104,13 @@ def test_no_body_makes_it_raise(body):
     assert found is None or found.num_tokens >= 0
 
 
+def test_no_depth_of_nesting_makes_it_raise():
+    for depth in range(900, 1100):
+        deep = b"[" * depth + b"]" * depth
+        found = prefix_of_body(b'{"messages": [{"content": "x", "more": ' + deep + b"}]}")
+        assert found is None or found.num_tokens > 0
+
+
 @given(st.lists(st.binary(min_size=DIGEST_BYTES, max_size=DIGEST_BYTES)), st.integers(0, 10**9))
 def test_a_header_carries_all(digests, num_tokens):
     found = PromptPrefix.from_header(PromptPrefix(digests, num_tokens).to_header())

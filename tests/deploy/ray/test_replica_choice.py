@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 
 import pytest
 from hypothesis import settings
@@ -74,6 +75,20 @@ def test_a_session_stays_where_it_was_served():
     choice = ReplicaChoice()
     home = serve(choice, "0", prompt(0), session="s")
     assert {serve(choice, str(n), prompt(n), session="s") for n in range(1, 9)} == {home}
+
+
+def test_a_session_takes_no_more_memory_however_long_its_id_is():
+    def memory(length):
+        choice = ReplicaChoice()
+        tracemalloc.start()
+        try:
+            for number in range(50):
+                serve(choice, str(number), None, session=f"{number} {'s' * length}")
+            return tracemalloc.get_traced_memory()[0]
+        finally:
+            tracemalloc.stop()
+
+    assert memory(50_000) < memory(1) + 50_000
 
 
 def test_a_session_leaves_a_replica_that_is_much_busier():

@@ -110,6 +110,15 @@ def test_drafts_that_add_nothing_are_planned_so_until_they_do_again():
     assert planned[-1] > 1.0
 
 
+@pytest.mark.parametrize("length", [1.0, 1.5])
+def test_what_rounding_leaves_of_a_plan_without_drafts_teaches_nothing(length):
+    one = scaler(predictor="constant", options=PlanningOptions(methods=()))
+    for number in range(48):
+        place = number // 3
+        load = Load(rate=7.0 + 1.7 * place, isl=150 + 43 * place, osl=20 + 7 * place, prefix_hit_rate=0.5)
+        assert one.decide(measured(load, length), running=1).plan.policy.speculation is None
+
+
 def test_a_step_down_leaves_replicas_that_the_load_needs():
     one, running = scaler(), 1
     for rate in [400.0] * 6 + [60.0] * 8:
@@ -219,6 +228,18 @@ def test_a_load_that_cannot_be_planned_keeps_the_replicas(policy):
     replicas, said = planned(one, bad)
     assert replicas == 3
     assert "max_model_len" in said["error"]
+
+
+def test_a_planner_that_fails_keeps_the_replicas_and_plans_again(policy, monkeypatch):
+    one, clock = policy
+    for clock.now in (0.0, 60.0):
+        planned(one, context(0, target=3))
+    with monkeypatch.context() as patch:
+        patch.setattr(SlaScaler, "decide", lambda *_, **__: 1 / 0)
+        clock.now = 120.0
+        assert planned(one, context(6000, target=3)) == (3, {"error": "ZeroDivisionError: division by zero"})
+    clock.now = 180.0
+    assert planned(one, context(12000, target=3))[1]["forecast"]["rate"] == pytest.approx(100.0)
 
 
 def test_the_newest_value_of_each_series_counts():

@@ -6,11 +6,13 @@ however they end. A thread reads what comes, so that neither process ever waits 
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import mmap
 import os
 import socket
+import struct
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -22,13 +24,15 @@ from torch import Tensor
 
 LENGTH_BYTES = 8
 ALIGNMENT = 64
+SEND_TIMEOUT_S = 10  # the other end's thread reads at once, unless its process is stopped
 
 
 class Message(NamedTuple):
-    """What one process says to the other."""
+    """What one process says to the other; `error` says why its tensors have not come, where they have not."""
 
     header: dict[str, Any]
     tensors: tuple[Tensor, ...] = ()
+    error: str | None = None
 
 
 class Channel:
@@ -39,6 +43,7 @@ class Channel:
     """
 
     def __init__(self, connection: socket.socket) -> None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_TIMEOUT_S, 0))
         self._socket = connection
         self._inbox: SimpleQueue[Message | None] = SimpleQueue()
         self._sending = threading.Lock()
@@ -54,7 +59,8 @@ class Channel:
         """Say something; the tensors are copied into shared memory.
 
         Raises:
-            OSError: the other end is closed, or there is no memory.
+            OSError: there is no memory or descriptor for the tensors; or the other end is closed or does not read, and
+                then this one is closed too, since a message may be cut.
         """
         shapes = [[str(one.dtype).removeprefix("torch."), list(one.shape)] for one in tensors]
         content = json.dumps({"header": dict(header), "tensors": shapes}).encode()
@@ -63,6 +69,9 @@ class Channel:
             with self._sending:
                 socket.send_fds(self._socket, [len(content).to_bytes(LENGTH_BYTES, "little")], descriptors)
                 self._socket.sendall(content)
+        except OSError:
+            self._end()
+            raise
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -86,15 +95,19 @@ class Channel:
 
     def close(self) -> None:
         """Close this end; the other one notices."""
+        self._end()
+        self._socket.close()
+
+    def _end(self) -> None:
         with suppress(OSError):  # the other end has gone first
             self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
 
     def _read(self) -> None:
         try:
-            while True:
-                self._inbox.put(self._read_one())
-        except (OSError, EOFError):
+            with suppress(OSError, EOFError):  # it is closed
+                while True:
+                    self._inbox.put(self._read_one())
+        finally:
             self._inbox.put(None)
 
     def _read_one(self) -> Message:
@@ -104,11 +117,15 @@ class Channel:
             if not length:
                 raise EOFError
             content = json.loads(self._exactly(int.from_bytes(length, "little")))
-            tensors = _mapped(descriptors[0], content["tensors"]) if descriptors else ()
+            if not content["tensors"]:
+                return Message(content["header"])
+            try:
+                return Message(content["header"], _mapped(descriptors, content["tensors"]))
+            except OSError as error:  # the channel is well: what follows may find memory and descriptors again
+                return Message(content["header"], error=str(error))
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
-        return Message(content["header"], tensors)
 
     def _exactly(self, num_bytes: int) -> bytes:
         parts: list[bytes] = []
@@ -140,8 +157,15 @@ def _shared(tensors: Sequence[Tensor]) -> int:
     return descriptor
 
 
-def _mapped(descriptor: int, shapes: Sequence[Any]) -> tuple[Tensor, ...]:
-    """The tensors in shared memory, which is unmapped when the last of them is gone."""
+def _mapped(descriptors: Sequence[int], shapes: Sequence[Any]) -> tuple[Tensor, ...]:
+    """The tensors in shared memory, which is unmapped when the last of them is gone.
+
+    Raises:
+        OSError: it cannot be mapped, or its descriptor was dropped, since this process has as many as it may.
+    """
+    if not descriptors:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    (descriptor,) = descriptors
     num_bytes = os.fstat(descriptor).st_size
     whole = torch.frombuffer(mmap.mmap(descriptor, num_bytes), dtype=torch.uint8)
     found: list[Tensor] = []

@@ -143,12 +143,23 @@ class DisaggregatedEngine:
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """See `EngineClient`."""
-        self.withdraw(request_id)
-        self._unread.pop(request_id, None)
+        if self._take_back(request_id):
+            self._engine.submit(request_id)  # where it ends as any that waits: counted and logged
+        else:
+            self.withdraw(request_id)
+        return self._engine.abort(request_id)
+
+    def _take_back(self, request_id: str) -> bool:
+        """Let go of a request whose prompt is read elsewhere; False where this is none."""
+        if self._unread.pop(request_id, None) is not None:
+            return True
         if self._reading.pop(request_id, None) is not None:
             self._prefill.cancel(request_id)
-        self._arrived = deque(one for one in self._arrived if one.request_id != request_id)
-        return self._engine.abort(request_id)
+            return True
+        others = deque(one for one in self._arrived if one.request_id != request_id)
+        is_here = len(others) < len(self._arrived)
+        self._arrived = others
+        return is_here
 
     def check_health(self) -> None:
         """See `EngineClient`; without the other process this one goes on alone."""

@@ -27,3 +27,8 @@ class PrefillOptions:
             raise ConfigError(f"prefill_threads: got {self.prefill_threads}; must be 1 or more")
         if self.max_local_prefill_length < 0:
             raise ConfigError(f"max_local_prefill_length: got {self.max_local_prefill_length}; must be 0 or more")
+        if self.prefill_threads is None and self.max_local_prefill_length != DEFAULT_LOCAL_PREFILL:
+            raise ConfigError(
+                f"max_local_prefill_length: got {self.max_local_prefill_length}, and no other process reads prompts; give "
+                "--prefill-threads too, or leave it out"
+            )

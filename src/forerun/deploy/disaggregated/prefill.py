@@ -65,7 +65,11 @@ class PrefillServer:
         if "cancel" in header:
             self._end(header["cancel"])
             return
-        request_id, token_ids = header["read"], message.tensors[0].tolist()
+        request_id = header["read"]
+        if message.error is not None:
+            self._give_up(request_id, f"the prompt could not be taken from shared memory ({message.error})")
+            return
+        token_ids = message.tensors[0].tolist()
         self._reading[request_id] = _Reading(token_ids, header["cache_salt"], time.monotonic())
         room = self._llm.max_model_len - len(token_ids)
         depth = self._llm.speculative.num_speculative_tokens
@@ -85,6 +89,7 @@ class PrefillServer:
             for request_id in list(self._reading):
                 self._give_up(request_id, f"{type(error).__name__}: {error}")
             return
+        self._channel.send({})  # whoever waits sees that it goes on
         read = [delta.request_id for delta in output.deltas] + [ended.request_id for ended in output.finished]
         for request_id in dict.fromkeys(read):
             if request_id in self._reading:
@@ -103,8 +108,12 @@ class PrefillServer:
             "read_seconds": started - reading.since,
             "sent": started,
         }
-        self._channel.send(header, [tensor for cache in kv.caches for tensor in cache.tensors])
-        self._end(request_id)
+        try:
+            self._channel.send(header, [tensor for cache in kv.caches for tensor in cache.tensors])
+        except OSError as error:  # no memory; where the other end is closed, this cannot be said either
+            self._give_up(request_id, f"its KV could not be put into shared memory ({error})")
+        else:
+            self._end(request_id)
 
     def _give_up(self, request_id: str, error: str) -> None:
         self._channel.send({"request": request_id, "error": error})
@@ -135,9 +144,9 @@ def main(descriptor: int) -> None:
         message = channel.receive()
         assert message is not None, "it is waited for"
         spec = message.header
-        if spec["cores"]:
-            os.sched_setaffinity(0, spec["cores"])
         try:
+            if spec["cores"]:
+                os.sched_setaffinity(0, spec["cores"])
             llm = LLM(spec["model"], **spec["settings"])
         except (ForerunError, OSError) as error:
             channel.send({"error": str(error)})

@@ -94,6 +94,9 @@ class TokenService:
                 if chunk.get("finish_reason") is not None:
                     self._forget(asked, request_id)
                 yield chunk
+        except RequestError:  # which the client hears: no other worker gets it
+            self._forget(asked, request_id)
+            raise
         finally:
             self._leave(request_id, engine_id)
 
@@ -145,7 +148,7 @@ class TokenService:
                 "presence_penalty, frequency_penalty: a text that moves to another worker would lose count of what it "
                 "has written; give the workers a folder that they share (--workers-folder), or use repetition_penalty"
             )
-        return asked.resumed(self._prompt_lengths.find_or_note(request_id, len(asked.prompt_ids)))
+        return asked.resumed(self._prompt_lengths.find_or_note(request_id, asked.prompt_ids))
 
     def _forget(self, asked: WorkerRequest, request_id: str) -> None:
         """The text has ended; where the engine failed, or a stream was only closed, it has not, and may go on elsewhere."""

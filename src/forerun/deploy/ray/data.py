@@ -56,6 +56,8 @@ class EngineActor:
             self._sampling = forerun.SamplingParams(**sampling)
         except ForerunError as error:
             self._failure = str(error)
+        except Exception as error:
+            self._failure = f"the engine cannot be started: {error!r}"
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, list[Any]]:
         """Write the parts of a batch, whose columns are numbers and JSON: no column type changes what JSON says."""

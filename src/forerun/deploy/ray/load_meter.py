@@ -92,6 +92,7 @@ class LoadMeter:
     def __init__(self) -> None:
         self._seen: dict[str, ReplicaCounts] = {}
         self._sum = NONE
+        self._ended = NONE  # since lengths were learnt last
         self._last_lengths: tuple[float, float] | None = None
 
     def take(self, counts: Mapping[str, ReplicaCounts]) -> None:
@@ -106,13 +107,15 @@ class LoadMeter:
         self._seen.update(heard)
 
     def interval(self, seconds: float) -> MeasuredInterval:
-        """What came since the last call; lengths are those seen last where too few requests ended."""
+        """What came since the last call; lengths are those of the last requests that ended, as soon as there are enough."""
         total, self._sum = self._sum, NONE
         arrived = max(0.0, total.finished + total.underway)
-        if total.finished >= FEWEST_REQUESTS:
+        self._ended += total
+        if self._ended.finished >= FEWEST_REQUESTS:
+            ended, self._ended = self._ended, NONE
             self._last_lengths = (
-                max(1.0, total.prompt_tokens / total.finished),
-                max(1.0, total.answer_tokens / total.finished),
+                max(1.0, ended.prompt_tokens / ended.finished),
+                max(1.0, ended.answer_tokens / ended.finished),
             )
         load = None
         if arrived > 0.0 and self._last_lengths is not None:

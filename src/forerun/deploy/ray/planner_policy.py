@@ -63,8 +63,8 @@ class PlannerPolicy:
                 self._plan(measured, context)
             self._is_counting = True  # what is first heard of a replica is of its whole life: where later counts begin
         if self._planning is not None and self._planning.done():
-            self._take(self._planning)
-            self._planning = None
+            planning, self._planning = self._planning, None
+            self._take(planning)
         return self._target or context.target_num_replicas, dict(self._said)
 
     def _plan(self, measured: MeasuredInterval, context: Any) -> None:
@@ -86,6 +86,12 @@ class PlannerPolicy:
         except ConfigError as error:  # of the load, which may be another in the next interval
             logging.getLogger("ray.serve").warning("forerun's planner keeps the number of replicas: %s", error)
             self._said = {"error": str(error)}
+            return
+        except (
+            Exception
+        ) as error:  # raised again, it would keep Ray's controller from all that it does for any application
+            logging.getLogger("ray.serve").exception("forerun's planner failed; the number of replicas stays")
+            self._said = {"error": f"{type(error).__name__}: {error}"}
             return
         self._target = decision.replicas
         self._said = decision.to_json()

@@ -62,9 +62,12 @@ def prefix_of_body(body: bytes) -> PromptPrefix | None:
     Of several prompts in one request the first counts. A body that is not valid is left to the server to refuse.
     """
     try:
-        fields = json.loads(body)
-    except (ValueError, RecursionError):
+        return _prefix_of(json.loads(body))
+    except (ValueError, RecursionError):  # no JSON, or nested deeper than it can be read, or written again
         return None
+
+
+def _prefix_of(fields: Any) -> PromptPrefix | None:
     if not isinstance(fields, dict):
         return None
     salt = fields.get("cache_salt")

@@ -6,6 +6,7 @@ has cached is taken from what it was sent: the newest prompts up to its KV memor
 
 from __future__ import annotations
 
+import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
@@ -108,7 +109,7 @@ class ReplicaChoice:
         self._cost = COSTS[routing]
         self._known: dict[Hashable, _Known] = {}
         self._underway: dict[str, _Underway] = {}
-        self._sessions: OrderedDict[str, Hashable] = OrderedDict()
+        self._sessions: OrderedDict[bytes, Hashable] = OrderedDict()  # by digest: an id is as long as a client makes it
         self._num_chosen = 0
 
     def ranking(self, replicas: Sequence[Key], prefix: PromptPrefix | None, session: str = "") -> list[Key]:
@@ -131,7 +132,7 @@ class ReplicaChoice:
 
     def _home(self, session: str, replicas: Sequence[Hashable], loads: Sequence[ReplicaLoad]) -> int | None:
         """The replica that a session's request should go to; None where any may be."""
-        last = self._sessions.get(session) if session else None
+        last = self._sessions.get(_session_key(session)) if session else None
         if last is None or last not in replicas:
             return None
         home = replicas.index(last)
@@ -152,8 +153,9 @@ class ReplicaChoice:
         known.load.add(request)
         self._underway[request_id] = _Underway(replica, request, new_digests)
         if session:
-            self._sessions[session] = replica
-            self._sessions.move_to_end(session)
+            key = _session_key(session)
+            self._sessions[key] = replica
+            self._sessions.move_to_end(key)
             if len(self._sessions) > MOST_SESSIONS:
                 self._sessions.popitem(last=False)
 
@@ -183,6 +185,10 @@ class ReplicaChoice:
     def load_of(self, replica: Hashable) -> ReplicaLoad:
         """What a replica has under way."""
         return self._known.setdefault(replica, _Known()).load
+
+
+def _session_key(session: str) -> bytes:
+    return hashlib.sha256(session.encode("utf-8", "surrogatepass")).digest()
 
 
 def no_cost(prompt: RoutedPrompt, load: ReplicaLoad, replica: int) -> Cost:  # noqa: ARG001

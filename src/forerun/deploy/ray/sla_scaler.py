@@ -23,6 +23,9 @@ from forerun.plan.predictors import HarmonicPredictor, make_predictor
 from forerun.plan.profile import Profile
 from forerun.plan.sla import Sla
 
+ROUNDING = 1e-9
+"""Tokens that drafts add to a step by a plan: fewer are what sums of shares leave of none."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ScalingDecision:
@@ -106,7 +109,7 @@ class SlaScaler:
         profile = corrected(self._profile, time_factor=1.0, acceptance_factor=factor)
         answer = plan_engines(profile, load, self._sla, self._options)
         added = answer.plan.acceptance_length - 1.0
-        if added > 0.0:
+        if added > ROUNDING:
             self._profiled = added / factor
         present = at_least(load, measured.load)
         count = kept_engines(
