@@ -137,7 +137,7 @@ def record(
     texts: list[RecordedText] = []
     size = llm.settings.max_num_seqs
     for temperature, (kind, ids) in itertools.product(temperatures, prompts.items()):
-        name = f"{kind}, temperature {temperature:g}" if temperature else kind
+        name = named_after(kind, temperature)
         for start in range(0, len(ids), size):
             progress(f"{name}: {start} of {len(ids)} texts")
             batch = ids[start : start + size]
@@ -162,6 +162,11 @@ def record(
         max_tokens=max_tokens,
     )
     return Recording(info=info, texts=texts)
+
+
+def named_after(kind: str, temperature: float) -> str:
+    """The kind of texts that are sampled at a temperature from prompts of a kind; of greedy ones the prompts' own."""
+    return f"{kind}, temperature {temperature:g}" if temperature else kind
 
 
 def _recorded(output: RequestOutput, kind: str, temperature: float) -> RecordedText:

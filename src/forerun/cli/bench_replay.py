@@ -154,8 +154,10 @@ def _refuse_other_texts(path: Path, found: Recording, options: RecordingOptions)
     Raises:
         ConfigError: it is of another model, other kinds or numbers of prompts, lengths or temperatures.
     """
+    from forerun.bench.recording import named_after  # torch: only when it is needed
+
     temperatures = tuple(dict.fromkeys(text.temperature for text in found.texts))
-    of_one = f", temperature {temperatures[0]:g}"
+    of_one = named_after("", temperatures[0])
     kinds = Counter(text.kind.removesuffix(of_one) for text in found.texts if text.temperature == temperatures[0])
     prompts = None if options.prompts is None else {kind: len(of) for kind, of in read_kinds(options.prompts).items()}
     asked: dict[str, tuple[object, object]] = {

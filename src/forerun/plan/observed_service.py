@@ -18,6 +18,7 @@ from forerun.errors import ConfigError, did_you_mean
 from forerun.plan.corrections import FEWEST_STEPS, LEAST, MOST, AppliedCorrections, Corrections
 from forerun.plan.deployment_planner import corrected
 from forerun.plan.profile import Profile
+from forerun.plan.record_types import is_number
 from forerun.plan.simulation.profiled import PLAIN, profiled_engine
 from forerun.plan.simulation.requests import SimulatedRequest
 from forerun.plan.simulation.result import SimulationResult
@@ -105,7 +106,7 @@ def _load_test(path: Path, records: Sequence[tuple[Any, ...]], num_accepted: int
     for number, (start, num_prompt, num_output, ttft, itls) in enumerate(records):
         gaps = itls if isinstance(itls, list) else [itls]
         numbers = (start, num_prompt, num_output, ttft, *gaps)
-        if not all(map(_is_number, numbers)):
+        if not all(is_number(one) and one >= 0 for one in numbers):
             raise ConfigError(f"{path}, request {number} (from 0): has a time or a length that is no number from 0 up")
         if not all(isinstance(one, int) for one in (num_prompt, num_output)) or num_prompt < 1 or num_output < 1:
             raise ConfigError(
@@ -131,14 +132,6 @@ def _load_test(path: Path, records: Sequence[tuple[Any, ...]], num_accepted: int
     ]
     figures = ServiceFigures(decode_seconds=seconds, num_decoded=num_decoded, num_accepted=num_accepted)
     return LoadTest(name=path.name, requests=requests, figures=figures)
-
-
-def _is_number(value: object) -> bool:
-    """A finite number from 0 up."""
-    try:
-        return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= float(value) < math.inf
-    except OverflowError:  # an integer beyond all doubles
-        return False
 
 
 def learn_corrections(

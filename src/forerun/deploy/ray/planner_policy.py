@@ -87,9 +87,8 @@ class PlannerPolicy:
             logging.getLogger("ray.serve").warning("forerun's planner keeps the number of replicas: %s", error)
             self._said = {"error": str(error)}
             return
-        except (
-            Exception
-        ) as error:  # raised again, it would keep Ray's controller from all that it does for any application
+        # raised again, any other would keep Ray's controller from all that it does for any application
+        except Exception as error:
             logging.getLogger("ray.serve").exception("forerun's planner failed; the number of replicas stays")
             self._said = {"error": f"{type(error).__name__}: {error}"}
             return
