@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from forerun.core.draft import NO_DRAFT, Draft
 from forerun.core.sampling_params import SamplingParams
-from forerun.core.stats import StepTimes
+from forerun.core.stats import SpeculationStats, StepTimes
 from forerun.core.step import LateDraft, StepRecord, unknown_draft
-from forerun.engine.adaptive import FIRST_PAUSE, AdaptiveLength
+from forerun.engine.adaptive import FIRST_PAUSE, LOST_SHARE, MOST_LOST, AdaptiveLength
 from forerun.engine.costs import JUMPS, KINKS, NUM_FIRST_STEPS, PRIOR, StepCosts
 from forerun.engine.engine import Engine
 from forerun.engine.speculation import FixedLength
@@ -205,6 +205,58 @@ def test_a_drafter_that_becomes_slow_is_left_out_and_comes_back_when_it_is_well(
     for _ in range(300):
         assert control.draft_limit(1) == 8
         control.observe(record(num_accepted=2, draft_seconds=0.0001))
+
+
+FOUR = draft_of([0.5] * 4)
+
+
+def priced_control(*, draft_seconds):
+    """A control that knows what drafts of four nodes cost, and that price in tokens."""
+    control = AdaptiveLength(8)
+    for _ in range(300):
+        control.observe(record(num_accepted=2, draft_seconds=draft_seconds, seconds=0.006))
+        control.observe(record(num_accepted=0, draft_seconds=0.0, num_drafted=0))
+    one = SpeculationStats()
+    one.record(FOUR, ())
+    return control, control._prices.lost_to(one, 0)
+
+
+@given(st.lists(st.integers(0, 4), max_size=150), st.sampled_from([0.0, 0.0005, 0.003]))
+def test_drafts_cost_no_sequence_more_than_a_small_share_of_its_time(num_stood, draft_seconds):
+    control, price = priced_control(draft_seconds=draft_seconds)
+    assert price > 0.0
+    sequence, draft = SpeculationStats(), NO_DRAFT
+    for count in num_stood:
+        limit = control.limit_of(sequence, 8, num_verifying=len(draft.token_ids))
+        sequence.record(draft, tuple(range(count)) if draft.token_ids else ())
+        draft = FOUR if limit else NO_DRAFT
+        lost = sequence.num_drafts * price - sequence.num_accepted_tokens
+        num_tokens = sequence.num_steps + sequence.num_accepted_tokens
+        assert lost <= MOST_LOST + LOST_SHARE * num_tokens + price + 1e-9
+
+
+def test_a_sequence_that_lost_by_drafts_gets_none_until_its_text_has_grown_and_others_go_on():
+    control, price = priced_control(draft_seconds=0.002)
+    unlucky, lucky = SpeculationStats(), SpeculationStats()
+    for _ in range(round(2 / price)):
+        unlucky.record(FOUR, ())
+        lucky.record(FOUR, (0, 1))
+    assert control.limit_of(unlucky, 8, num_verifying=0) == 0
+    assert control.limit_of(lucky, 8, num_verifying=4) == 8
+    unlucky.record(NO_DRAFT, (), times=round(2 / LOST_SHARE))
+    assert control.limit_of(unlucky, 8, num_verifying=0) == 8
+
+
+def test_each_sequence_is_drafted_for_by_what_its_own_drafts_have_come_to():
+    class ThreeDrafts(FixedLength):
+        def limit_of(self, sequence, limit, *, num_verifying):
+            return limit if sequence.num_drafts + (num_verifying > 0) < 3 else 0
+
+    engine = simulated_engine(rates=(0.5,), num_blocks=10000, max_model_len=512)
+    engine = Engine(replace(engine.parts, control=ThreeDrafts(num_speculative_tokens=2)), clock=engine._clock)
+    for output in run(engine, [[1, 2, 3]] * 4, SAMPLING):
+        assert output.speculation.num_drafts == 3
+        assert output.speculation.num_steps > 3
 
 
 def test_the_report_says_what_the_choice_was_worth():

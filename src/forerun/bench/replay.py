@@ -199,16 +199,18 @@ class Replayer:
             seed=number,
         )
         found, seconds = ReplayedText(len(answer) - 1), self.costs.seconds or PASS_SECONDS
-        draft = self._after_step(text, sequence, 0, found)  # the first step reads the prompt
+        limit = self._limit(found, num_verifying=0)
+        draft = self._after_step(text, sequence, 0, found, limit)  # the first step reads the prompt
         while len(sequence.output_ids) < len(answer):
             num_context = len(sequence) - 1
             (length,) = self.control.choose([draft], num_rows=1, num_sequences=1, num_context_tokens=num_context)
+            limit = self._limit(found, num_verifying=length)
             verified = draft.first(length)
             accepted = standing_nodes(verified, answer, len(sequence.output_ids))
             found.rows.append(1 + len(verified))
             found.speculation.record(verified, accepted)
             num_before = len(found.drafting)
-            draft = self._after_step(text, sequence, len(accepted), found)
+            draft = self._after_step(text, sequence, len(accepted), found, limit)
             drafting = found.drafting[num_before:]
             self.control.observe(
                 StepRecord(
@@ -222,9 +224,15 @@ class Replayer:
         self.drafting.stop(sequence)
         return found
 
-    def _after_step(self, text: RecordedText, sequence: TokenSequence, num_accepted: int, found: ReplayedText) -> Draft:
-        """Commit a step's tokens, let the drafter learn from its rows, and draft for the next one."""
-        limit, min_survival = self.control.draft_limit(1), self.control.min_survival
+    def _limit(self, found: ReplayedText, *, num_verifying: int) -> int:
+        """The most nodes to draft in a step that is planned, before the fate of what it verifies is known."""
+        return self.control.limit_of(found.speculation, self.control.draft_limit(1), num_verifying=num_verifying)
+
+    def _after_step(
+        self, text: RecordedText, sequence: TokenSequence, num_accepted: int, found: ReplayedText, limit: int
+    ) -> Draft:
+        """Commit a step's tokens, let the drafter learn from its rows, and draft at most `limit` nodes for the next one."""
+        min_survival = self.control.min_survival
         done = len(sequence.output_ids)
         rows = rows_on_path(text, sequence, num_accepted, num_candidates=self.drafting.num_candidates)
         sequence.output_ids += text.answer_ids[done : done + num_accepted + 1]

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from forerun.core.depth_rates import DepthRates
 from forerun.core.draft import Draft
+from forerun.core.stats import SpeculationStats
 from forerun.core.step import UNKNOWN_TOKEN, LateDraft, StepRecord
 from forerun.engine.costs import StepCosts
 from forerun.engine.speculation import SpeculationReport
@@ -48,6 +49,11 @@ INTERRUPTED = 20.0
 BELIEVED = 8.0
 """Tokens that are taken to have stood as promised, before any is known."""
 
+MOST_LOST, LOST_SHARE = 0.5, 0.05
+"""What drafts may cost a sequence beyond what they have brought it: so many tokens, and this share of its tokens so far."""
+
+PRICE_WEIGHT = 0.1  # of a step in the running price of a row
+
 COMPARED_EVERY = 8  # steps, as the comparison takes longer than the choice
 
 
@@ -71,6 +77,27 @@ class _Pause:
         elif self.gain < -0.005 * plain_seconds:
             self.num_left, self.length = self.length, min(2 * self.length, LONGEST_PAUSE)
             self.gain, self.num_steps = 0.0, 0
+
+
+@dataclass(slots=True)
+class _Prices:
+    """What drafts cost one sequence, in tokens that it would have written in the time without them; 0 where not known."""
+
+    row: float = 0.0  # of a verified node, running mean
+    draft: float = 0.0
+
+    def note(self, seconds: float, *, num_rows: int, drafting: float, token_seconds: float) -> None:
+        """A step has verified nodes in so many rows, which took so long beyond a plain one's time; a draft takes `drafting`."""
+        self.draft = drafting / token_seconds
+        if num_rows:
+            row = seconds / num_rows / token_seconds
+            self.row += (row - self.row) * (PRICE_WEIGHT if self.row else 1.0)
+
+    def lost_to(self, sequence: SpeculationStats, num_verifying: int) -> float:
+        """The tokens that a sequence's drafts have cost it beyond those that stood; of those that are verified now none does."""
+        num_drafts = sequence.num_drafts + (num_verifying > 0)
+        num_nodes = sequence.num_draft_tokens + num_verifying
+        return self.row * num_nodes + self.draft * num_drafts - sequence.num_accepted_tokens
 
 
 @dataclass(slots=True)
@@ -134,7 +161,8 @@ class AdaptiveLength:
     token is worth the time that it takes elsewhere. n is where tokens over cost is highest (a greedy choice:
     TETRIS, arXiv 2502.15197, shows that taking the likeliest nodes is best for a given n). Chances come from
     the drafters, or from the fate of their drafts so far. Drafting itself is paid for, too: where it wastes
-    time it pauses.
+    time it pauses. And what pays in the mean may fail for one sequence, so that none is drafted for that has
+    lost more by drafts than a small share of its time.
 
     Args:
         num_speculative_tokens: the most nodes of any draft.
@@ -158,6 +186,7 @@ class AdaptiveLength:
         self._most_rows = most_rows
         self._rates = DepthRates()
         self._pause = _Pause()
+        self._prices = _Prices()
         self._account = _Account()
         self._last_price: float | None = None  # of one more row, in tokens, in the step that is planned
         self._price = 0.0  # about that of the next step
@@ -183,6 +212,12 @@ class AdaptiveLength:
         if least_price < SURE_GAIN or self._is_unknown(batch_size + _more(batch_size), batch_size):
             return self.num_speculative_tokens
         return 0
+
+    def limit_of(self, sequence: SpeculationStats, limit: int, *, num_verifying: int) -> int:
+        """`limit`, or nothing where drafts have cost the sequence too much: short texts have no time to make up for it."""
+        num_tokens = sequence.num_steps + sequence.num_accepted_tokens
+        lost = self._prices.lost_to(sequence, num_verifying)
+        return limit if lost <= MOST_LOST + LOST_SHARE * num_tokens else 0
 
     def _is_unknown(self, num_rows: int, num_sequences: int) -> bool:
         """Whether it is time to find out what so many rows cost."""
@@ -312,6 +347,12 @@ class AdaptiveLength:
         num_tokens = num_sequences + num_accepted
         saved = num_tokens / num_sequences * plain - (costs.of_rows(record.num_rows) + beside) * costs.unit
         drafting = self._note_drafting(times.draft, record.num_asked)
+        self._prices.note(
+            (costs.of_rows(record.num_rows) - costs.of_rows(num_sequences)) * costs.unit,
+            num_rows=num_drafted,
+            drafting=self._draft_seconds,
+            token_seconds=plain / num_sequences,
+        )
         account = self._account
         account.tokens += num_tokens
         account.seconds += min(seconds, INTERRUPTED * plain) + drafting

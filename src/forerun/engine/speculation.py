@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from forerun.core.draft import Draft
+from forerun.core.stats import SpeculationStats
 from forerun.core.step import StepRecord
 
 Schedule = tuple[tuple[int, int, int], ...]
@@ -42,6 +43,16 @@ class SpeculationControl(Protocol):
 
     def draft_limit(self, batch_size: int) -> int:
         """The most nodes to draft for a sequence after a step of `batch_size` running ones; 0: no drafter is asked."""
+        ...
+
+    def limit_of(self, sequence: SpeculationStats, limit: int, *, num_verifying: int) -> int:
+        """The most nodes to draft for one sequence where the step's limit is `limit`.
+
+        Args:
+            sequence: what its drafts have come to.
+            limit: what `draft_limit` said.
+            num_verifying: nodes of its draft that the step verifies, whose fate is not known yet.
+        """
         ...
 
     def choose(
@@ -94,6 +105,16 @@ class FixedLength:
     def draft_limit(self, batch_size: int) -> int:
         """K."""
         return self.tokens_at(batch_size) if self.schedule else self.num_speculative_tokens
+
+    def limit_of(
+        self,
+        sequence: SpeculationStats,  # noqa: ARG002 - the signature is that of all controls
+        limit: int,
+        *,
+        num_verifying: int,  # noqa: ARG002
+    ) -> int:
+        """`limit`: K does not depend on what drafts come to."""
+        return limit
 
     def choose(
         self,

@@ -11,6 +11,7 @@ from typing import Any
 from forerun.bench.passes import RandomSequences
 from forerun.core.draft import Draft
 from forerun.core.sequence import Sequence as TokenSequence
+from forerun.core.stats import SpeculationStats
 from forerun.core.step import EndedSequence, ReadyResult, SequenceSpec, StepPlan, StepRecord
 from forerun.drafters.base import DraftContext, TargetInfo
 from forerun.engine.speculation import SpeculationReport
@@ -67,6 +68,16 @@ class LengthsInTurn:
         length = self.lengths[self._next % len(self.lengths)]
         self._next += 1
         return length
+
+    def limit_of(
+        self,
+        sequence: SpeculationStats,  # noqa: ARG002
+        limit: int,
+        *,
+        num_verifying: int,  # noqa: ARG002
+    ) -> int:
+        """`limit`."""
+        return limit
 
     def choose(
         self,
