@@ -40,6 +40,14 @@ def test_batches_have_as_many_tokens_on_average_as_they_are_asked_to_have():
     assert num_tokens / num_steps == pytest.approx(1000, rel=0.02)
 
 
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=30), st.integers(1, 100))
+def test_the_mean_of_a_batch_says_how_many_make_an_epoch(lengths, batch_tokens):
+    batches = Batches(texts(lengths), batch_tokens=batch_tokens, pass_tokens=60, seed=1)
+    num_batches = round(sum(lengths) / batches.mean_tokens)
+    found = [number for step in range(num_batches) for number in numbers(batches.parts(step))]
+    assert sorted(found) == list(range(len(lengths)))
+
+
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=30), st.integers(1, 60))
 def test_no_part_is_larger_than_a_pass_unless_one_text_is(lengths, pass_tokens):
     batches = Batches(texts(lengths), batch_tokens=90, pass_tokens=pass_tokens, seed=1)

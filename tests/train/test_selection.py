@@ -75,7 +75,7 @@ def test_texts_that_share_eight_words_with_an_excluded_file_are_left_out(tmp_pat
     found = selected(texts, tokenizer=Words(), excluded=read_excluded([path]))
     assert found.num_excluded == 1
     assert 4 not in {one.token_ids[0] for one in found.learned}
-    path.write_text(json.dumps({"prompt": shared.rpartition(" ")[0]}))  # seven words
+    path.write_text(json.dumps({"prompt": shared.rpartition(" ")[0] + " other"}))  # seven words of it
     assert selected(texts, tokenizer=Words(), excluded=read_excluded([path])).num_excluded == 0
 
 
@@ -111,6 +111,14 @@ def test_an_excluded_file_that_cannot_be_read_is_refused(tmp_path, name, content
         (tmp_path / name).write_text(content)
     with pytest.raises(ConfigError, match=f"--exclude: cannot read .*{name}"):
         read_excluded([tmp_path / name])
+
+
+@pytest.mark.parametrize(("name", "content"), [("empty.txt", ""), ("short.jsonl", '{"prompt": "a b c d e f g"}')])
+def test_a_file_that_excludes_nothing_is_refused(tmp_path, name, content):
+    (tmp_path / "whole.txt").write_text(EIGHT)
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ConfigError, match=f"--exclude: .*{name} has no string of 8 words"):
+        read_excluded([tmp_path / "whole.txt", tmp_path / name])
 
 
 def test_ngrams_ignore_case_and_punctuation():

@@ -24,6 +24,13 @@ class Batches:
         self._firsts: list[int] = []  # of each epoch that was planned, the step that begins it
         self._planned: list[list[list[int]]] = []  # of each epoch, texts by batch
 
+    @property
+    def mean_tokens(self) -> float:
+        """Tokens of a batch: more than `batch_tokens` where single texts have more."""
+        if not self._planned:
+            self._plan_epoch()
+        return sum(len(text.token_ids) for text in self._texts) / len(self._planned[0])
+
     def parts(self, step: int) -> list[Part]:
         """The texts of a step, counted from 0."""
         while not self._planned or step >= self._firsts[-1] + len(self._planned[-1]):

@@ -28,6 +28,7 @@ from forerun.models.download import sha256_of
 from forerun.models.heads.eagle3 import NUM_INDUCTION_HEADS, read_flags
 from forerun.models.store import hub_id, resolve_model
 from forerun.models.tokenizer import Tokenizer
+from forerun.train.batches import Batches
 from forerun.train.conversations import ChatMarks, InventedConversations, Plans, read_conversations
 from forerun.train.copied_block import begin_from_block, feature_layers
 from forerun.train.estimates import Estimate, Rates, count_steps, plan_tokens
@@ -425,7 +426,9 @@ class TrainingRun:
             left = (WRITE_SHARE + TRAIN_SHARE) * settings.budget - sum(self.folder.progress.seconds.values())
         most_epochs = settings.epochs or MOST_EPOCHS
         num_trained = plan_tokens(selection.num_tokens, seconds=left, rate=rate, most_epochs=most_epochs)
-        return count_steps(num_trained, settings.batch_tokens)
+        size = settings.batch_tokens
+        batches = Batches(selection.learned, batch_tokens=size, pass_tokens=size, seed=settings.seed)
+        return count_steps(num_trained, round(batches.mean_tokens))
 
     def _check_budget(self, budget: float) -> None:
         """Train for some steps on made-up texts, to see whether a budget can come to anything.

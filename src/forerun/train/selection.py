@@ -147,17 +147,22 @@ def read_excluded(paths: Sequence[Path]) -> frozenset[tuple[str, ...]]:
     """Read the n-grams of files of prompts: all strings of a .json or .jsonl file, all lines of any other.
 
     Raises:
-        ConfigError: a file cannot be read.
+        ConfigError: a file cannot be read, or excludes nothing.
     """
     found: set[tuple[str, ...]] = set()
     for path in paths:
         try:
             text = path.read_text(encoding="utf-8-sig")
             is_json = path.suffix in (".json", ".jsonl")
-            for string in _strings(list(_json_values(text))) if is_json else text.split("\n"):
-                found |= ngrams(string)
+            strings = _strings(list(_json_values(text))) if is_json else text.split("\n")
         except (OSError, ValueError) as error:
             raise ConfigError(f"--exclude: cannot read {path} ({error}); give a .jsonl or text file") from None
+        of_file = set().union(*map(ngrams, strings))
+        if not of_file:
+            raise ConfigError(
+                f"--exclude: {path} has no string of {NGRAM} words, so that it excludes nothing; give whole prompts"
+            )
+        found |= of_file
     return frozenset(found)
 
 
