@@ -15,8 +15,9 @@ CHECKS := check-style check-types check-imports check-words check-docs
 
 .PHONY: install demo demo-plan head quick test sanitize test-arm test-amx test-slow test-emitted test-gpu soak-gpu sanitize-gpu soak check $(CHECKS) package wheels bench format clean
 
-# Two processes, each with half of the rooms in order until it has none left, so that what a room's tests share is made once.
-PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
+# Three processes for two cores, as tests wait much of their time; each has a third of the rooms in order until it has none left,
+# so that what a room's tests share is made once.
+PYTEST := $(BIN)/python -m pytest -n 3 --dist worksteal
 
 # The rooms that a change of the step touches; `make test` runs all.
 QUICK := $(wildcard $(addprefix tests/,core kv verify engine executor ops grammar))
