@@ -55,6 +55,11 @@ def test_a_profile_is_written_and_shown(tmp_path: Path, capsys: pytest.CaptureFi
         (["--speculative-config.method", "suffix"], "takes configurations from --configs"),
         (["--server", "http://127.0.0.1:9", "--budget", "60s"], "leave them out"),
         (["--server", "http://127.0.0.1:9", "--device", "cpu"], "leave them out"),
+        (["--server", "http://127.0.0.1:9", "--temperature", "0.7"], "leave them out"),
+        (["--server", "http://127.0.0.1:9", "--draft-lengths", "1,2"], "leave them out"),
+        (["--temperature", "-1"], "--temperature: got -1.0; must be 0 or more"),
+        (["--temperature", "nan"], "--temperature: got nan; must be 0 or more"),
+        (["--kv-transfer-config.kv-role", "kv_producer"], "profile saves no hidden states"),
         (["--server", "http://127.0.0.1:9", "--dtype", "float32", "--tensor-parallel-size", "2"], "no server answers"),
         (["--server", "http://127.0.0.1:9", "--speculative-config.num_speculative_tokens", "2"], "got method None"),
         (["--merge", "a", "--server", "http://127.0.0.1:9"], "leave out --server"),
@@ -72,6 +77,18 @@ def test_bad_options_are_refused_before_the_model_is_loaded(
 ) -> None:
     assert main(["profile", "no/such-model", *words]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("model", "folder"),
+    [("org/name", "profile-name"), ("models/a.gguf", "profile-a.gguf"), (".", "profile-here"), ("./", "profile-here")],
+)
+def test_the_folder_is_called_after_the_model(
+    model: str, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert profile._default_folder(model) == Path(folder)
 
 
 def test_profiles_of_a_server_are_put_into_one_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,6 +21,7 @@ from forerun.errors import ConfigError
 from forerun.plan.deployment_plan import DeploymentPlan
 from forerun.plan.profile import Profile
 from forerun.plan.step_times import StepSample, StepTimeModel
+from forerun.plan.tuning.offered_load import OfferedLoad
 from tests.stand_in import save_stand_in
 
 CONFIGS = """
@@ -181,7 +182,11 @@ def test_a_rate_with_goals_is_tuned_for_goodput(tune):
         (["--rounds", "0"], "--rounds: got 0"),
         (["--finalists", "0"], "--finalists: got 0"),
         (["--max-tokens", "0"], "--max-tokens: got 0"),
+        (["--max-tokens", "2000"], "of prompt 1; max_model_len is 1024"),
+        (["--max-model-len", "16"], "of prompt 1; max_model_len is 16"),
+        (["--try-quantization", "int5"], "quantization: got 'int5'"),
         (["--try-max-num-seqs", "0"], "got 0 sequences"),
+        (["--try-max-num-seqs", "4096"], "got 4096 sequences with 2048 tokens"),
         (["--speculative-config.method", "suffix"], "tune finds it"),
         (["--no-speculation"], "tune finds it"),
     ],
@@ -189,6 +194,20 @@ def test_a_rate_with_goals_is_tuned_for_goodput(tune):
 def test_what_cannot_be_is_refused_before_anything_is_measured(tune, tmp_path, options, message):
     assert message in tune(*options, code=2).err
     assert not (tmp_path / "tuned" / "recording.jsonl.gz").exists()
+
+
+def test_a_drafter_that_cannot_be_made_is_named_before_anything_is_measured(tune, tmp_path):
+    (tmp_path / "configs.yaml").write_text(
+        CONFIGS + "gone: {method: draft_model, model: no/such, num_speculative_tokens: 2}"
+    )
+    assert "gone: " in tune(code=2).err
+    assert not (tmp_path / "tuned" / "recording.jsonl.gz").exists()
+
+
+def test_more_sequences_than_a_quarter_of_the_tokens_may_be_tried():
+    search = command.SearchOptions(try_max_num_seqs=[1024])
+    found = command._limits(OfferedLoad(rate=2.0), search, command.EngineOptions())
+    assert [(one.max_num_seqs, one.max_num_batched_tokens) for one in found] == [(64, 2048), (64, 512), (1024, 2048)]
 
 
 def test_a_folder_of_another_tuning_is_refused(tune, begin):

@@ -66,9 +66,17 @@ def test_impossible_weights_are_damage(tmp_path, caplog):
     file = profile(tmp_path)
     file.save(LEARNT)
     found = json.loads(file.path.read_text())
-    file.path.write_text(json.dumps(found | {"weights": [1.0, "NaN"]}))
-    assert file.load().weights == PRIOR
-    assert "damaged" in caplog.text
+    for weights in ([1.0, "NaN"], [10**400, *PRIOR[1:]]):
+        file.path.write_text(json.dumps(found | {"weights": weights}))
+        assert file.load().weights == PRIOR
+        assert "damaged" in caplog.text
+        caplog.clear()
+
+
+def test_a_model_whose_name_is_no_text_has_a_file_too(tmp_path):
+    file = CostProfile(model="a\udcff", identity=HERE, folder=tmp_path)
+    file.save(LEARNT)
+    assert file.load().weights == LEARNT.weights
 
 
 def test_a_folder_that_cannot_be_written_stops_nobody(tmp_path):

@@ -137,6 +137,10 @@ class DrafterOptions:
     temperature: float = 0.0
     """Of the answers that drafters are judged by."""
 
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.temperature < float("inf"):
+            raise ConfigError(f"--temperature: got {self.temperature}; must be 0 or more")
+
     def kinds(self) -> Mapping[str, Sequence[Prompt]]:
         """The prompts by class."""
         from forerun.bench.prompts import WORKLOADS
@@ -180,7 +184,9 @@ def profile(
     """
     if server.server is None and (engine.names_drafter or engine.no_speculation):
         raise ConfigError("--speculative-config: profile takes configurations from --configs; write this one there")
-    folder = Path(f"profile-{Path(model).name}") if output_dir is None else output_dir
+    if engine.kv_transfer_config is not None:
+        raise ConfigError("--kv-transfer-config: profile saves no hidden states; leave it out")
+    folder = _default_folder(model) if output_dir is None else output_dir
     check_folder(folder, overwrite=overwrite)
     interruptible = resumable(lambda: is_begun(folder), without="--overwrite" if overwrite else None)
     if server.merge is not None:
@@ -218,6 +224,10 @@ def profile(
         print(json.dumps(json.loads((folder / PROFILE_FILE).read_text(encoding="utf-8"))))
     else:
         _show(found, folder, Console(highlight=False))
+
+
+def _default_folder(model: str) -> Path:
+    return Path(f"profile-{Path(os.path.abspath(model)).name}")
 
 
 def _local(
@@ -296,11 +306,16 @@ def _at_server(
 
     applied = (*STARTED_WITH, "no_speculation", *SPECULATIVE_OPTIONS)
     same = replace(ENGINE, **{name: getattr(engine, name) for name in applied})
-    if drafters.configs is not None or grid.budget is not None or same != engine:
+    of_this_process = (drafters.configs, grid.budget, grid.draft_lengths)
+    if (
+        any(one is not None for one in of_this_process)
+        or drafters.temperature != DRAFTERS.temperature
+        or same != engine
+    ):
         names = ", ".join(f"--{name.replace('_', '-')}" for name in STARTED_WITH)
         raise ConfigError(
-            f"--server: it is measured as it was started, so --budget, --configs and engine options other than {names} and "
-            "--speculative-config do not apply; leave them out"
+            "--server: it is measured as it was started and answers greedily, so --budget, --configs, --draft-lengths, "
+            f"--temperature and engine options other than {names} and --speculative-config do not apply; leave them out"
         )
     asked = engine.asked_speculation()
     kinds = drafters.kinds()

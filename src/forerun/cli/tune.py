@@ -277,12 +277,13 @@ def _limits(load: OfferedLoad, search: SearchOptions, engine: EngineOptions) -> 
     fewer_seqs = [engine.max_num_seqs // 4] if may_fill and engine.max_num_seqs >= 4 else []
     fewer_tokens = [engine.max_num_batched_tokens // 4] if may_fill and engine.max_num_batched_tokens >= 4 else []
     found = [usual]
+    given_seqs, given_tokens = (engine.max_num_seqs, *(seqs or ())), (engine.max_num_batched_tokens, *(tokens or ()))
     for max_num_seqs in (engine.max_num_seqs, *(fewer_seqs if seqs is None else seqs)):
         for max_num_batched_tokens in (engine.max_num_batched_tokens, *(fewer_tokens if tokens is None else tokens)):
             limits = BatchLimits(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
-            was_asked_for = max_num_seqs in (seqs or ()) or max_num_batched_tokens in (tokens or ())
+            was_asked_for = max_num_seqs in given_seqs and max_num_batched_tokens in given_tokens
             if max_num_seqs < 1 or max_num_batched_tokens < max_num_seqs:
-                if was_asked_for:
+                if was_asked_for and limits != usual:
                     raise ConfigError(
                         f"--try-max-num-seqs, --try-max-num-batched-tokens: got {max_num_seqs} sequences with "
                         f"{max_num_batched_tokens} tokens; each sequence needs a token, and there must be one or more"

@@ -39,7 +39,8 @@ class CostProfile:
         if self.folder is None:
             return None
         name = "".join(c if c.isalnum() or c in "-_." else "-" for c in self.model)[:80]
-        digest = sha256(f"{self.model} {self.identity.get('weight_bytes')}".encode()).hexdigest()[:8]
+        identity = f"{self.model} {self.identity.get('weight_bytes')}".encode("utf-8", "surrogateescape")
+        digest = sha256(identity).hexdigest()[:8]
         return self.folder / f"{name}-{digest}.json"
 
     def load(self) -> StepCosts:
@@ -52,7 +53,7 @@ class CostProfile:
             other = self._difference(found)
             if other is None:
                 return StepCosts([float(weight) for weight in found["weights"]])
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             logger.warning("%s is damaged (%s); step costs are learnt anew", path, error)
             return StepCosts(typical)
         logger.info("%s was measured with another %s; step costs are learnt anew", path, other)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -94,6 +96,20 @@ def test_what_few_steps_draft_counts_however_long_it_takes() -> None:
     cost = cost_of(machine, DraftsSeldom)
     assert cost.seconds(1, 2) == pytest.approx(0.04, rel=0.05)
     assert cost.seconds(1, 0) == pytest.approx(0.0, abs=0.002)
+
+
+def test_batches_are_full_where_there_are_fewer_texts_than_sequences() -> None:
+    machine = Machine()
+    sizes: set[int] = set()
+
+    class Counted(FillingDrafter):
+        def propose(self, context: DraftContext) -> list[Draft]:
+            sizes.add(len(context.requests))
+            return super().propose(context)
+
+    config, larger = {"method": Counted, "num_speculative_tokens": 2}, replace(settings(), max_num_seqs=16)
+    measure_drafting_cost("full", tiny_target(), larger, config, texts(6), FLAT, clock=machine.clock)
+    assert sizes >= {1, 4, 16}
 
 
 def test_a_drafter_that_finds_nothing_costs_nothing() -> None:

@@ -46,6 +46,15 @@ def test_a_smaller_engine_leaves_out_what_it_has_no_room_for() -> None:
     assert max(grid.num_sequences) <= 16
 
 
+def test_what_a_smaller_engine_leaves_out_is_said() -> None:
+    grid = replace(GRIDS["quick"], num_sequences=(1, 4, 16, 128), contexts=(128, 1024))
+    assert grid.left_out(grid.within(**ROOM)) == "num_sequences 128"
+    assert grid.left_out(grid.within(**ROOM | {"max_model_len": 1024})) == (
+        "input_lengths 1024; num_sequences 128; contexts 1024"
+    )
+    assert not GRIDS["quick"].left_out(GRIDS["quick"].within(**ROOM))
+
+
 def test_an_engine_without_room_is_refused_with_what_is_short() -> None:
     with pytest.raises(ConfigError, match=r"num_sequences: got .* KV memory for 2000 tokens"):
         GRIDS["usual"].within(max_model_len=4096, max_num_seqs=64, num_slots=2000)
@@ -59,6 +68,7 @@ def test_an_engine_without_room_is_refused_with_what_is_short() -> None:
         ({"contexts": ()}, "contexts: got 0 different value.*none"),
         ({"contexts": (0,)}, "contexts: got 0; must be 1"),
         ({"draft_lengths": (-1, 0)}, "draft_lengths: got -1"),
+        ({"draft_lengths": (0, 200)}, "draft_lengths: got 200; must be 128 or less"),
         ({"rounds": 0}, "rounds: got 0"),
         ({"max_tokens": 2}, "max_tokens: got 2"),
     ],

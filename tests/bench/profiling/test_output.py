@@ -77,3 +77,10 @@ def test_throughput_is_that_of_each_gpu(tmp_path: Path) -> None:
     ):
         one, two = (read_arrays(tmp_path / str(count) / file, keys)[name] for count in (1, 2))
         assert one == pytest.approx(2 * two)
+
+
+def test_the_energy_of_a_step_is_that_of_its_drafting_too(tmp_path: Path) -> None:
+    found = profile(watts=50.0)
+    write_outputs(found, [measured(found)], tmp_path)
+    swept = read_arrays(tmp_path / "decode_k4" / "raw_data.npz", ("z_energy_j", "z_step_ms"))
+    assert swept["z_energy_j"] == pytest.approx(50.0 * swept["z_step_ms"] / 1e3)

@@ -10,7 +10,7 @@ import pytest
 
 from forerun.bench.profiling import step_sweep
 from forerun.bench.profiling.output import PAGE_FILE
-from forerun.bench.profiling.stages import open_stages
+from forerun.bench.profiling.stages import digest, open_stages
 from forerun.errors import ConfigError, ForerunError
 from forerun.plan.dynamo_files import DECODE_FILE, DECODE_KEYS, MOCKER_KEYS, PREFILL_FILE, PREFILL_KEYS, read_arrays
 from forerun.plan.profile import Profile
@@ -153,16 +153,58 @@ def test_an_interrupted_profile_measures_only_what_is_missing(tmp_path: Path, mo
         profiler(tmp_path / "p").run()
 
 
-def test_a_budget_chooses_a_grid_and_says_when_it_is_short(tmp_path: Path) -> None:
+def test_a_budget_chooses_a_grid_that_there_is_room_for_and_says_when_it_is_short(tmp_path: Path) -> None:
     said: list[str] = []
     task = profiler(tmp_path, grid=None, budget_seconds=1e-6)
     task.announce = said.append
     llm = task._sweep_engine()
+    grid = task._grid(llm, task._rough_times(llm))
+    assert (grid.num_sequences, grid.contexts) == ((1, 2, 4), (128,)), "of the quick one two batches would be left"
+    assert "short for the smallest grid" in said[0]
+    assert said[1].startswith(
+        "the engine has no room for input_lengths 512, 1024; num_sequences 8, 16, 32; contexts 1024"
+    )
+
+
+def test_a_budget_finds_no_grid_for_an_engine_without_room(tmp_path: Path) -> None:
+    small = replace(settings(), num_gpu_blocks_override=425)
+    task = profiler(tmp_path, settings=small, grid=None, budget_seconds=60.0)
     with pytest.raises(ConfigError, match="leave no more"):
-        task._grid(llm, task._rough_times(llm))
+        task._grid(task._sweep_engine(), StepTimeModel(WEIGHTS))
 
 
-@pytest.mark.parametrize("stage", ["round-1", "drafter-0"])
+def test_what_of_a_grid_the_engine_has_no_room_for_is_said(tmp_path: Path) -> None:
+    said: list[str] = []
+    task = profiler(tmp_path, grid=replace(GRID, contexts=(8, 24, 4000)))
+    task.announce = said.append
+    assert task._grid(task._sweep_engine(), StepTimeModel(WEIGHTS)) == GRID
+    assert any("no room for contexts 4000" in line for line in said)
+
+
+def test_prompts_whose_answers_do_not_fit_are_named_before_anything_is_measured(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"prompt 2 of 'a' has 490 tokens.* at most 512"):
+        profiler(tmp_path / "p", prompts={"a": [[7] * 4, [7] * 490]}).run()
+    assert not (tmp_path / "p").exists()
+
+
+def test_drafts_longer_than_the_answers_are_judged_as_far_as_these_go(tmp_path: Path) -> None:
+    grid = replace(GRID, rounds=1, num_texts=1)
+    found = profiler(tmp_path / "p", configs={"long": NGRAM | {"num_speculative_tokens": 20}}, grid=grid).run()
+    assert 1 <= found.acceptance_for("long").num_places <= GRID.max_tokens - 2
+    assert found.trace("long").num_speculative_tokens == 20
+
+
+def test_a_profile_goes_on_whatever_the_order_of_its_configurations_is_by_now(tmp_path: Path) -> None:
+    configs = {"ngram": NGRAM, "suffix": {"method": "suffix", "num_speculative_tokens": 3}}
+    grid = replace(GRID, rounds=1, num_texts=1)
+    first = profiler(tmp_path / "p", configs=configs, grid=grid).run()
+    (tmp_path / "p" / "profile.json").unlink()
+    again = profiler(tmp_path / "p", configs=dict(reversed(configs.items())), grid=grid).run()
+    assert again.drafting == first.drafting
+    assert {name: again.trace(name).name for name in again.configs} == {"suffix": "suffix", "ngram": "ngram"}
+
+
+@pytest.mark.parametrize("stage", ["round-1", f"drafter-{digest('ngram')}"])
 def test_a_damaged_stage_is_named(tmp_path: Path, stage: str) -> None:
     profiler(tmp_path / "p").run()
     (tmp_path / "p" / "profile.json").unlink()
@@ -180,6 +222,8 @@ def test_a_profile_goes_on_with_its_kv_memory_whatever_is_free_by_now(tmp_path: 
     anew = replace(profiler(tmp_path, settings=by_default), overwrite=True)
     assert anew._settings_as_begun().num_gpu_blocks_override is None
     assert profiler(tmp_path / "other", settings=by_default)._settings_as_begun() == by_default
+    larger = replace(by_default, model="larger")
+    assert profiler(tmp_path, settings=larger)._settings_as_begun() == larger, "whose blocks may not fit into memory"
 
 
 def test_a_profile_begun_within_a_budget_goes_on_with_its_grid(tmp_path: Path) -> None:
@@ -215,6 +259,8 @@ def test_stages_of_other_prompts_memory_or_processes_are_not_taken(
         ({"configs": {"none": NGRAM | {"num_speculative_tokens": 0}}}, "none: got num_speculative_tokens 0"),
         ({"budget_seconds": 0.0}, "budget: got 0 s"),
         ({"configs": {"a/b": NGRAM}}, "may not contain /"),
+        ({"temperature": -1.0}, "temperature: got -1.0; must be 0 or more"),
+        ({"temperature": float("nan")}, "temperature: got nan"),
     ],
 )
 def test_what_cannot_be_profiled_is_refused(tmp_path: Path, changes: dict[str, object], message: str) -> None:

@@ -12,6 +12,8 @@ import yaml
 
 pytest.importorskip("aiohttp")
 
+import aiohttp
+
 from forerun.bench.load.answer import Answer, Chunk, LoadRequest
 from forerun.bench.profiling.grid import ProfileGrid
 from forerun.bench.profiling.server_profiler import ServerTask, mean_step, profile_server
@@ -69,6 +71,17 @@ def test_a_servers_profile_has_its_steps_and_the_fate_of_its_drafts(tmp_path: Pa
     assert found.step_times.measured is not None
     assert found.step_times.measured.sequences == 3
     assert len(read_arrays(tmp_path / "p" / DECODE_FILE, DECODE_KEYS)["z_itl"]) == 3
+
+
+def test_a_class_that_the_server_drafts_nothing_for_counts_as_one_where_nothing_stands(tmp_path: Path) -> None:
+    with serving(Script(chunks=[2] * 6, delay=0.002, usage="continuous")) as script:
+        script.on_request = lambda: setattr(script, "drafts", "quiet" not in str(script.bodies[-1]))
+        given = task(script, prompts={"a": ["hello", "there"], "b": ["quiet"]}, grid=replace(GRID, rounds=1))
+        found = profile_server(given, tmp_path / "p")
+    assert found.acceptance["server/a"].marginal == pytest.approx((1.0, 1.0, 0.0))
+    assert found.acceptance["server/b"].marginal == (0.0, 0.0, 0.0)
+    # 20 drafts for the two prompts of one class, and 11 tokens without any of the other
+    assert found.acceptance["server"].marginal == pytest.approx((20 / 31, 20 / 31, 0.0))
 
 
 def planned(profile: Profile, **options: object) -> DeploymentPlan:
@@ -211,6 +224,27 @@ def test_an_interrupted_profile_asks_only_for_what_is_missing(tmp_path: Path) ->
 def test_a_server_that_cannot_be_measured_is_refused(tmp_path: Path, changes: dict[str, object], message: str) -> None:
     with serving(Script()) as script, pytest.raises(ConfigError, match=message):
         profile_server(task(script, **changes), tmp_path / "p")
+
+
+def test_a_server_that_hangs_up_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    get = aiohttp.ClientSession.get
+
+    def hung_up(session: aiohttp.ClientSession, url: str, **options: object) -> object:
+        if url.endswith("/v1/models"):
+            raise aiohttp.ServerDisconnectedError
+        return get(session, url, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(aiohttp.ClientSession, "get", hung_up)
+    with serving(Script()) as script, pytest.raises(ConfigError, match="names no model"):
+        profile_server(task(script), tmp_path / "p")
+
+
+def test_what_of_a_grid_the_server_has_no_room_for_is_said(tmp_path: Path) -> None:
+    said: list[str] = []
+    with serving(Script(chunks=[2] * 6, delay=0.001, usage="continuous")) as script:
+        wide = replace(GRID, rounds=1, num_sequences=(1, 2, 3, 9))
+        profile_server(task(script, grid=wide), tmp_path / "p", announce=said.append)
+    assert any("no room for num_sequences 9" in line for line in said)
 
 
 def test_a_failing_request_keeps_what_was_measured(tmp_path: Path) -> None:

@@ -37,3 +37,22 @@ def test_steps_are_measured_and_fitted(monkeypatch):
     assert found.measured.prompt_rows >= 12
     assert found.seconds(num_rows=4, num_sequences=1, num_context_tokens=20) > 0
     assert any(line.startswith("step times, round 1") for line in said)
+
+
+@pytest.mark.parametrize(("length", "lengths"), [(200, (100, 200, 400)), (300, (75, 150, 300)), (480, (120, 240, 480))])
+def test_no_more_tokens_are_measured_than_the_model_allows(length, lengths):
+    grid = step_grid(workload(prompts=[[7] * length]), 4, max_model_len=512)
+    assert grid.input_lengths == lengths
+    assert max(grid.contexts) + grid.tokens_beyond_context <= 512
+    assert len(set(grid.contexts)) == 2
+
+
+def test_steps_of_texts_as_long_as_the_model_allows_are_measured(monkeypatch):
+    monkeypatch.setitem(instruments.BUFFER_BYTES, "cpu", 1 << 16)
+    monkeypatch.setattr(step_times, "NUM_STEPS", 1)
+    monkeypatch.setattr(step_times, "DRAFT_LENGTHS", (0, 4))
+    target = tiny_target()
+    longest = target.model.max_model_len - 24
+    found = measure_step_times(target, SETTINGS, workload(prompts=[[7] * longest]), LIMITS, lambda _: None)
+    assert found.measured.prompt_rows == LIMITS.max_num_batched_tokens
+    assert found.measured.context_tokens > 400

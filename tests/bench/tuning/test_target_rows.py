@@ -74,8 +74,12 @@ def test_a_full_disk_leaves_no_file(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_damaged_file_is_refused(tmp_path):
-    (tmp_path / "rows.npz").write_bytes(b"no rows")
+@pytest.mark.parametrize(
+    "damage", [lambda _: b"no rows", lambda whole: whole[:-40], lambda whole: whole[:60] + bytes(9) + whole[69:]]
+)
+def test_a_damaged_file_is_refused(tmp_path, damage):
+    noted((1, 2), (3, 2)).save(tmp_path / "rows.npz")
+    (tmp_path / "rows.npz").write_bytes(damage((tmp_path / "rows.npz").read_bytes()))
     with pytest.raises(ConfigError, match="cannot be read"):
         TargetRows.load(tmp_path / "rows.npz")
 

@@ -57,3 +57,10 @@ def test_simplicity_rises_from_plain_over_auto_to_more_drafters_and_longer_draft
 def test_anything_but_the_users_own_options_is_less_simple(changed):
     usual = candidate({"method": "suffix", "num_speculative_tokens": 16}).simplicity(USUAL)
     assert candidate(None, **changed).simplicity(USUAL) > usual
+
+
+def test_the_users_own_format_of_the_weights_is_the_simplest():
+    suffix = {"method": "suffix", "num_speculative_tokens": 16}
+    own = candidate(suffix, quantization="int8").simplicity(USUAL, "int8")
+    assert own == candidate(suffix).simplicity(USUAL)
+    assert candidate(None, quantization="int4").simplicity(USUAL, "int8") > own

@@ -17,6 +17,7 @@ from forerun.plan.tuning.offered_load import OfferedLoad, parse_offered_load
         ("rate=0.5,burstiness=0.25", OfferedLoad(rate=0.5, burstiness=0.25)),
         ("rate=2,cv=2", OfferedLoad(rate=2.0, burstiness=0.25)),
         ("rate=2,cv=0", OfferedLoad(rate=2.0, burstiness=math.inf)),
+        ("rate=2,cv=1e-200", OfferedLoad(rate=2.0, burstiness=math.inf)),
         ("concurrency=4", OfferedLoad(concurrency=4)),
     ],
 )
@@ -36,6 +37,7 @@ def test_a_load_is_a_rate_or_clients(text, load):
         ("concurrency=2,cv=1", "say how a rate comes"),
         ("rate=2,cv=1,burstiness=1", "got both cv and burstiness"),
         ("rate=2,burstiness=0", "burstiness=0; must be above 0"),
+        ("rate=2,cv=1e200", "burstiness=0; must be above 0"),
         ("rate=20,isl=3000,osl=300", "got isl=3000; the prompts have their own lengths"),
         ("speed=2", "unknown key 'speed'"),
     ],

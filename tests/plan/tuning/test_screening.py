@@ -87,6 +87,17 @@ def test_finalists_are_near_the_best_and_auto_is_always_one():
     assert [one.name for one in finalists(found, Objective.THROUGHPUT, 1)] == ["n2", "auto"]
 
 
+def test_auto_is_a_finalist_too_where_it_was_not_simulated_under_the_limits_of_the_best():
+    speeds = {**SPEEDS, "auto": 110}
+    space = SearchSpace(speculation=WAYS, limits=(USUAL, FEWER))
+    found = screen(
+        space,
+        lambda one: figures(speeds[one.name.split(",")[0]] * (1.5 if one.limits == FEWER else 1.0)),
+        Objective.THROUGHPUT,
+    )
+    assert [one.name for one in finalists(found, Objective.THROUGHPUT, 1)] == ["n2, 16 seqs", "auto"]
+
+
 def test_what_is_simulated_far_behind_is_no_finalist():
     found, _ = screened(limits=(USUAL,))
     assert "n1" not in [one.name for one in finalists(found, Objective.THROUGHPUT, 9)]

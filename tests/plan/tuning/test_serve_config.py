@@ -31,6 +31,11 @@ def test_what_was_chosen_replaces_the_users_own_options():
     assert (found["quantization"], found["dtype"]) == ("int8", "bfloat16")
 
 
+def test_small_numbers_stay_numbers():
+    config = {"method": "suffix", "num_speculative_tokens": 4, "suffix_decoding_min_token_prob": 5e-05}
+    assert yaml.safe_load(text_of(config))["speculative-config"] == config
+
+
 @pytest.mark.parametrize(
     ("config", "expected"),
     [

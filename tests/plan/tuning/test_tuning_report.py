@@ -60,6 +60,23 @@ def test_reasons_say_when_auto_would_nearly_do():
     assert not any("auto is only" in line for line in report("suffix", far).reasons())
 
 
+def test_reasons_do_not_call_auto_behind_where_it_is_not():
+    rounds = {"plain": [figures(100)], "auto": [figures(100.5)]}
+    lines = report("plain", rounds, tied=("plain", "auto")).reasons()
+    assert any(line.startswith("auto is as good and has nothing to set") for line in lines)
+    assert not any("behind" in line for line in lines)
+
+
+def test_reasons_do_not_call_auto_near_where_latency_decides():
+    rounds = {
+        "suffix": [figures(100, attainment=1.0, latency=1.0)],
+        "auto": [figures(100, attainment=1.0, latency=1.3)],
+        "plain": [figures(100, attainment=1.0, latency=2.0)],
+    }
+    lines = report("suffix", rounds, sla=Sla(ttft=0.5), objective=Objective.GOODPUT).reasons()
+    assert not any("nothing to set" in line for line in lines)
+
+
 def test_reasons_name_what_tied_and_what_wrote_other_texts():
     rounds = {**ROUNDS, "suffix": [figures(200), replace(figures(100), num_differing=2)]}
     lines = report("suffix", rounds, tied=("auto", "suffix")).reasons()

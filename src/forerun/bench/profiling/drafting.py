@@ -71,7 +71,7 @@ def measure_drafting_cost(
     A step's cost of drafting, also where nothing is found, is all that it takes beyond the step times of its rows: asking the
     drafter, and what comes with drafts (hidden states and candidates that it reads, the choice of lengths, what it learns).
     The plain steps of the same batch, which wait for memory, say how fast that is meanwhile. The configuration chooses the
-    lengths of its drafts.
+    lengths of its drafts. Where a class has fewer prompts than a batch, some come again.
 
     Args:
         name: of the configuration.
@@ -96,7 +96,7 @@ def measure_drafting_cost(
         for kind, of_kind in _by_kind(texts).items():
             for number in range(DRAFTING_BATCHES[size]):
                 progress(f"{name}: {kind}, {size} at once")
-                batch = of_kind[number * size : (number + 1) * size]
+                batch = [of_kind[place % len(of_kind)] for place in range(number * size, (number + 1) * size)]
                 in_turn = (plain, drafting) if number % 2 == 0 else (drafting, plain)
                 found = {llm: _timed_steps(llm, batch, f"{kind}-{size}-{number}", clock) for llm in in_turn}
                 samples += _samples(found[plain], found[drafting], step_times)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
+from forerun.config.speculative_config import MAX_SPECULATIVE_TOKENS
 from forerun.errors import ConfigError
 from forerun.plan.dynamo_files import LEAST_POINTS
 from forerun.plan.step_times import StepTimeModel
@@ -61,6 +62,8 @@ class ProfileGrid:
                 )
             if min(values) < smallest:
                 raise ConfigError(f"{name}: got {min(values)}; must be {smallest} or more")
+        if self.longest_draft > MAX_SPECULATIVE_TOKENS:
+            raise ConfigError(f"draft_lengths: got {self.longest_draft}; must be {MAX_SPECULATIVE_TOKENS} or less")
         num_batches = len(set(self.num_sequences)) * len(set(self.contexts))
         if num_batches < LEAST_POINTS:
             raise ConfigError(
@@ -120,13 +123,20 @@ class ProfileGrid:
                 input_lengths=tuple(length for length in self.input_lengths if length < max_model_len),
                 num_sequences=sequences,
                 contexts=contexts,
-                max_tokens=self.max_tokens,
             )
         except ConfigError as error:
             raise ConfigError(
                 f"{error}; max_model_len {max_model_len}, max_num_seqs {max_num_seqs} and KV memory for {num_slots} tokens "
                 "leave no more"
             ) from None
+
+    def left_out(self, part: ProfileGrid) -> str:
+        """What a part of the grid has not, for people; empty where it has all."""
+        found = {
+            name: sorted(set(getattr(self, name)) - set(getattr(part, name)))
+            for name in ("input_lengths", "num_sequences", "contexts")
+        }
+        return "; ".join(f"{name} {', '.join(map(str, values))}" for name, values in found.items() if values)
 
     @property
     def tokens_beyond_context(self) -> int:

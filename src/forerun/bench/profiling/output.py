@@ -118,19 +118,22 @@ def step_medians(steps: Sequence[MeasuredStep], *, draft_length: int | None = No
 
 def decode_points(profile: Profile, cells: Cells, name: str | None, length: int) -> list[DecodePoint]:
     """The points of one draft length, where a configuration drafts (None: nobody does)."""
-    accept_length = _accept_length(profile, name, length)
-    return [
-        DecodePoint(
-            num_sequences=num_sequences,
-            context=context,
-            num_draft_tokens=length,
-            step_seconds=seconds + _draft_seconds(profile, name, num_sequences, length),
-            accept_length=accept_length,
-            energy_joules=None if profile.watts is None else profile.watts * seconds,
+    accept_length, points = _accept_length(profile, name, length), []
+    for (num_sequences, context, found), plain_seconds in cells.items():
+        if found != length:
+            continue
+        seconds = plain_seconds + _draft_seconds(profile, name, num_sequences, length)
+        points.append(
+            DecodePoint(
+                num_sequences=num_sequences,
+                context=context,
+                num_draft_tokens=length,
+                step_seconds=seconds,
+                accept_length=accept_length,
+                energy_joules=None if profile.watts is None else profile.watts * seconds,
+            )
         )
-        for (num_sequences, context, found), seconds in cells.items()
-        if found == length
-    ]
+    return points
 
 
 def choose(profile: Profile, cells: Cells) -> Chosen:

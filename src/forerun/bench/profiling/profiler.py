@@ -27,7 +27,7 @@ from forerun.bench.machine import describe_kernels, describe_machine
 from forerun.bench.passes import PassBytes
 from forerun.bench.profiling.drafting import measure_drafting_cost, measure_live
 from forerun.bench.profiling.filling import filling_config
-from forerun.bench.profiling.grid import GRIDS, NUM_WARMUP_ROUNDS, ROUGH_GRID, ProfileGrid
+from forerun.bench.profiling.grid import DRAFTING_TOKENS, GRIDS, NUM_WARMUP_ROUNDS, ROUGH_GRID, ProfileGrid
 from forerun.bench.profiling.output import write_outputs
 from forerun.bench.profiling.stages import Stages, begun_identity, digest, open_stages
 from forerun.bench.profiling.step_sweep import RoundResult, level_rounds, step_sweep
@@ -55,6 +55,8 @@ REST_SECONDS = 2.0
 SECONDS_TO_FINISH = 3.0  # engines are made, files written, pictures drawn
 RECORDED_AT_ONCE = 8
 CHECKED_TOKENS = 64  # room for these is enough to make an engine
+OF_BLOCKS = ("model", "quantization", "block_size", "tensor_parallel_size")
+"""Settings that the bytes of a KV block go by."""
 
 STEPS_ALONE = (
     "the steps were timed one at a time, while an engine that serves on this device begins each before it has read the one "
@@ -80,6 +82,8 @@ class ProfileTask:
             raise ConfigError("prompts: got none; give one or more of each class")
         if self.budget_seconds is not None and not self.budget_seconds > 0:
             raise ConfigError(f"budget: got {self.budget_seconds:g} s; must be above 0, e.g. 60s")
+        if not 0.0 <= self.temperature < float("inf"):
+            raise ConfigError(f"temperature: got {self.temperature}; must be 0 or more")
         for name, config in self.configs.items():
             if not resolve_speculative(config).num_speculative_tokens:
                 raise ConfigError(
@@ -129,6 +133,7 @@ class Profiler:
         llm = self._sweep_engine()
         times = self._rough_times(llm)
         grid = self._grid(llm, times)
+        self._check_prompts(grid)
         stages = open_stages(self.folder, self._identity(llm, grid), overwrite=self.overwrite)
         num_ended = len(stages.names())
         if num_ended:
@@ -154,16 +159,29 @@ class Profiler:
         settings = self.task.settings
         is_given = settings.num_gpu_blocks_override is not None or settings.kv_cache_memory_bytes is not None
         begun = None if self.overwrite or is_given else begun_identity(self.folder)
-        num_blocks = None if begun is None else begun.get("num_blocks")
+        if begun is None or any(begun.get(name) != getattr(settings, name) for name in OF_BLOCKS):
+            return settings
+        num_blocks = begun.get("num_blocks")
         return replace(settings, num_gpu_blocks_override=num_blocks) if isinstance(num_blocks, int) else settings
 
     def _check_configs(self) -> None:
         """Make each drafter that is still to be measured, so that what is wrong is said before hours of measuring."""
         begun = Stages(self.folder)
-        for number, (name, config) in enumerate(self.task.configs.items()):
-            if self.overwrite or not begun.path(_drafter_stage(number)).exists():
+        for name, config in self.task.configs.items():
+            if self.overwrite or not begun.path(_drafter_stage(name)).exists():
                 self.progress(f"looking at {name}")
                 make_engine(name, self.target, self.task.settings, config, num_sequences=1, longest=CHECKED_TOKENS)
+
+    def _check_prompts(self, grid: ProfileGrid) -> None:
+        """Refuse prompts whose answers the model has no room for, before hours of measuring too."""
+        room, num_tokens = self.target.model.max_model_len, max(grid.max_tokens, DRAFTING_TOKENS)
+        for kind, prompts in self.task.prompts.items():
+            for number, ids in enumerate(prompts[: grid.num_texts], 1):
+                if len(ids) + num_tokens > room:
+                    raise ConfigError(
+                        f"prompts: prompt {number} of {kind!r} has {len(ids)} tokens, and its answer {num_tokens}; the model "
+                        f"allows at most {room} in sum: shorten it or leave it out, or ask for fewer max_tokens"
+                    )
 
     def _sweep_engine(self) -> LLM:
         """The engine as it will run, with a drafter that fills drafts."""
@@ -213,11 +231,12 @@ class Profiler:
         if task.grid is not None:
             grid = task.grid.within(**room)
             self.announce(f"about {self._estimate(grid, times):.0f} s")
+            self._announce_left_out(task.grid, grid)
             return grid
-        grids = {name: one.within(**room) for name, one in GRIDS.items()}
+        grids = _grids_within(room)
         budget = float("inf") if task.budget_seconds is None else task.budget_seconds
         fitting = [name for name, one in grids.items() if self._estimate(one, times) <= budget]
-        name = fitting[-1] if fitting else "quick"
+        name = fitting[-1] if fitting else next(iter(grids))
         seconds = self._estimate(grids[name], times)
         if seconds > budget:
             self.announce(
@@ -225,7 +244,12 @@ class Profiler:
             )
         else:
             self.announce(f"grid {name!r}: about {seconds:.0f} s")
+        self._announce_left_out(GRIDS[name], grids[name])
         return grids[name]
+
+    def _announce_left_out(self, wanted: ProfileGrid, grid: ProfileGrid) -> None:
+        if left_out := wanted.left_out(grid):
+            self.announce(f"the engine has no room for {left_out}: not measured")
 
     def _estimate(self, grid: ProfileGrid, times: StepTimeModel) -> float:
         return SECONDS_TO_FINISH + grid.seconds_of_rounds(times) + self._text_seconds(grid, times)
@@ -321,10 +345,10 @@ class Profiler:
         traces: dict[str, Path] = {}
         block_bytes: dict[str, int] = {}
         step_times = StepTimeModel.fit(level_rounds(rounds))
-        for number, (name, config) in enumerate(self.task.configs.items()):
-            stage = _drafter_stage(number)
+        for name, config in self.task.configs.items():
+            stage = _drafter_stage(name)
             if stages.get(stage) is None:
-                stages.keep(stage, self._measure_drafter(name, number, config, recording, step_times))
+                stages.keep(stage, self._measure_drafter(name, config, recording, step_times))
             found = stages.load(stage, _MeasuredDrafter.from_json)
             assert found is not None, "it was kept"
             drafting[name] = found.cost
@@ -368,7 +392,6 @@ class Profiler:
     def _measure_drafter(
         self,
         name: str,
-        number: int,
         config: Mapping[str, Any],
         recording: Recording,
         step_times: StepTimeModel,
@@ -385,10 +408,10 @@ class Profiler:
         )
         kinds = list(recording.by_kind)
         if trace is not None:
-            where = f"{TRACES_FOLDER}/{number}.npz"
+            where = f"{TRACES_FOLDER}/{digest(name)}.npz"
             (self.folder / TRACES_FOLDER).mkdir(exist_ok=True)
             trace.save(self.folder / where)
-            acceptance = {name: trace.acceptance()} | _by_kind(name, kinds, trace)
+            acceptance = {name: _acceptance(trace)} | _by_kind(name, kinds, trace)
         else:
             where = None
             num_tokens = recording.info.max_tokens
@@ -435,8 +458,33 @@ class _MeasuredDrafter(NamedTuple):
         return cls(DraftingCost.from_json(record["cost"]), acceptance, record["trace"], record.get("block_bytes"))
 
 
-def _drafter_stage(number: int) -> str:
-    return f"drafter-{number}"
+def _grids_within(room: Mapping[str, int]) -> dict[str, ProfileGrid]:
+    """The part of each grid that an engine has room for, by name, without those of which too little is left.
+
+    Raises:
+        ConfigError: of all of them too little is left.
+    """
+    found: dict[str, ProfileGrid] = {}
+    refusals: list[ConfigError] = []
+    for name, one in GRIDS.items():
+        try:
+            found[name] = one.within(**room)
+        except ConfigError as error:
+            refusals.append(error)
+    if not found:
+        raise refusals[-1]
+    return found
+
+
+def _drafter_stage(name: str) -> str:
+    """By the configuration's name, in letters that any file may have: their order may be another when a profile goes on."""
+    return f"drafter-{digest(name)}"
+
+
+def _acceptance(trace: DraftTrace, kind: str | None = None) -> AcceptanceProfile:
+    """What stands of drafts as long as the answers can judge: these must go on for two tokens more."""
+    longest = max(trace.num_answer_tokens(text) for text in trace.texts_of(kind))
+    return trace.acceptance(min(trace.num_speculative_tokens, max(1, longest - 2)), kind=kind)
 
 
 def _by_kind(name: str, kinds: Sequence[str], trace: DraftTrace) -> dict[str, AcceptanceProfile]:
@@ -444,7 +492,7 @@ def _by_kind(name: str, kinds: Sequence[str], trace: DraftTrace) -> dict[str, Ac
     found = {}
     for kind in kinds:
         try:
-            found[f"{name}/{kind}"] = trace.acceptance(kind=kind)
+            found[f"{name}/{kind}"] = _acceptance(trace, kind)
         except ConfigError:
             continue
     return found

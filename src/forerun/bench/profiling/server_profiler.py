@@ -155,6 +155,8 @@ class _ServerProfiler:
             )
             work = Work(grid.rounds * of_round + of_texts, self.advance)
             self.announce(f"about {work.seconds:.0f} s")
+            if left_out := self.task.grid.left_out(grid):
+                self.announce(f"the server has no room for {left_out}: not measured")
             acceptance = await self._acceptance(grid, server, session, stages)
             work.add(of_texts)
             rounds = [
@@ -271,15 +273,19 @@ class _ServerProfiler:
                 )
             return
         first = [texts[0] for texts in self.task.prompts.values()]
-        if await self._fate(first, grid.max_tokens, server, session) is not None:
+        if (await self._fate(first, grid.max_tokens, server, session)).num_stood:
             raise ConfigError(
                 f"--speculative-config: {url} drafts, by its own counters; say what it was started with, e.g. "
                 "--speculative-config.method suffix --speculative-config.num-speculative-tokens 8"
             )
 
     async def _text(self, session: aiohttp.ClientSession, path: str) -> str | None:
-        async with session.get(f"{self.task.url}{path}", headers=self.task.headers) as response:
-            return await response.text() if response.status == 200 else None
+        """A page's text; None where it cannot be read."""
+        try:
+            async with session.get(f"{self.task.url}{path}", headers=self.task.headers) as response:
+                return await response.text() if response.status == 200 else None
+        except (aiohttp.ClientError, TimeoutError, UnicodeDecodeError):
+            return None
 
     async def _rough_times(self, grid: ProfileGrid, session: aiohttp.ClientSession, stages: Stages) -> _RoughTimes:
         """What prompts and steps take, roughly: at most, as the first request of a server may be slow."""
@@ -371,16 +377,16 @@ class _ServerProfiler:
         for kind, texts in self.task.prompts.items():
             self.progress(f"drafts on {kind}")
             fate = await self._fate(texts[: grid.num_texts], grid.max_tokens, server, session)
-            if fate is not None:
+            if fate.num_steps:
                 fates[f"{CONFIG}/{kind}"] = fate
                 total.add(fate)
-        if not fates and self.task.speculative_config is not None:
+        if not total.num_stood and self.task.speculative_config is not None:
             raise ConfigError(
                 f"--speculative-config: {self.task.url} drafted nothing for these prompts; profile it without speculation, or "
                 "give --prompts that it drafts for"
             )
         found = {}
-        if fates:
+        if total.num_stood:
             whole = total.profile()
             found = {CONFIG: whole} | {name: fate.profile(whole.num_places) for name, fate in fates.items()}
         stages.keep("drafter", {name: one.to_json() for name, one in found.items()})
@@ -388,7 +394,8 @@ class _ServerProfiler:
 
     async def _fate(
         self, texts: Sequence[str], max_tokens: int, server: Server, session: aiohttp.ClientSession
-    ) -> _Fate | None:
+    ) -> _Fate:
+        """What became of the drafts for some prompts; steps are counted where nothing was drafted, too."""
         before = await server.draft_counts()
         answers: list[Answer] = []
         for start in range(0, len(texts), ASKED_AT_ONCE):
@@ -396,10 +403,8 @@ class _ServerProfiler:
             answers += await self._ask_all(session, requests, chat=True)
         after = await server.draft_counts()
         drafts = after.since(before) if before is not None and after is not None else None
-        if drafts is None:
-            return None
         num_tokens = sum(max(0, (answer.num_output_tokens or 0) - 1) for answer in answers)
-        return _Fate.of(drafts, num_tokens)
+        return _Fate(num_tokens) if drafts is None else _Fate.of(drafts, num_tokens)
 
     def _request(self, num_tokens: int, output_len: int) -> LoadRequest:
         """A prompt of random tokens; for a server that drafts some of them again and again, so that look-ups find drafts."""
@@ -434,7 +439,7 @@ class _ServerProfiler:
 
 @dataclass(slots=True)
 class _Fate:
-    """Steps that could verify a draft, and how many stood at each place."""
+    """Steps that could verify a draft, and how many stood at each place; of no place where nothing was drafted."""
 
     num_steps: int = 0
     num_stood: list[int] = field(default_factory=list)
@@ -454,7 +459,7 @@ class _Fate:
 
     def profile(self, num_places: int | None = None) -> AcceptanceProfile:
         """The rates, of so many places: what was never reached does not stand; None: of all that were reached."""
-        found = AcceptanceProfile.of_counts(CONFIG, self.num_steps, self.num_stood)
+        found = AcceptanceProfile.of_counts(CONFIG, self.num_steps, self.num_stood or [0])
         beyond = 0 if num_places is None else num_places - found.num_places
         return replace(
             found,

@@ -30,15 +30,22 @@ LoadTarget = Callable[[str | None], LoadedTarget]
 """Loads the model, its weights in a format or (None) as they are stored."""
 
 
-def step_grid(workload: TuningWorkload, max_num_seqs: int) -> ProfileGrid:
-    """What is measured: the workload's prompts and contexts, and up to as many sequences as it can bring."""
+def step_grid(workload: TuningWorkload, max_num_seqs: int, *, max_model_len: int | None = None) -> ProfileGrid:
+    """What is measured: the workload's prompts and contexts, and up to as many sequences as it can bring.
+
+    Args:
+        workload: what is served.
+        max_num_seqs: sequences that run at once, at most.
+        max_model_len: tokens that the model allows; None: any number.
+    """
     most = max(2, workload.most_running(max_num_seqs))
     lengths = sorted(map(len, workload.prompts))
     inputs = {lengths[0], lengths[len(lengths) // 2], lengths[-1]}
-    longest = max(workload.longest, 2 * LEAST_CONTEXT)
     while len(inputs) < 3:  # a curve needs three points, also where all prompts are equally long
-        inputs.add(2 * max(inputs))
-    return ProfileGrid(
+        longer = 2 * max(inputs)
+        inputs.add(longer if max_model_len is None or longer < max_model_len else max(1, min(inputs) // 2))
+    longest = max(workload.longest, 2 * LEAST_CONTEXT)
+    grid = ProfileGrid(
         input_lengths=tuple(sorted(inputs)),
         num_sequences=(*(size for size in BATCH_SIZES if size < most), most),
         contexts=(max(LEAST_CONTEXT, longest // 3), longest),
@@ -46,6 +53,8 @@ def step_grid(workload: TuningWorkload, max_num_seqs: int) -> ProfileGrid:
         rounds=NUM_ROUNDS,
         steps=NUM_STEPS,
     )
+    room = longest if max_model_len is None else max_model_len - grid.tokens_beyond_context
+    return grid if longest <= room else replace(grid, contexts=(max(1, room // 3), room))
 
 
 def measure_step_times(
@@ -56,7 +65,7 @@ def measure_step_times(
     Raises:
         ForerunError: a prompt does not fit, or the engine has no prefix cache.
     """
-    grid = step_grid(workload, limits.max_num_seqs)
+    grid = step_grid(workload, limits.max_num_seqs, max_model_len=target.model.max_model_len)
     most = max(grid.num_sequences)
     longest = max(max(grid.contexts) + MIXED_ROWS[-1] + grid.tokens_beyond_context, max(grid.input_lengths) + 2)
     llm = make_engine(

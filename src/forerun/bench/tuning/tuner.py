@@ -105,6 +105,7 @@ class Tuner:
         """
         settings, workload = self.settings, self.settings.workload
         target = self._target(settings.space.quantizations[0])
+        self._check_prompts(target)
         self.progress("a few plain steps")
         llm = make_engine(PLAIN, target, settings.engine, None, num_sequences=1, longest=workload.longest)
         seconds: list[float] = []
@@ -159,7 +160,8 @@ class Tuner:
                 kept=folder.rounds(),
                 on_round=folder.add_round,
             )
-        choice = choose(rounds, settings.objective, lambda name: candidates[name].simplicity(settings.space.usual))
+        own = settings.space.usual, settings.space.quantizations[0]
+        choice = choose(rounds, settings.objective, lambda name: candidates[name].simplicity(*own))
         plain = next(one.name for one in chosen if one.speculative_config is None)
         auto = next((one.name for one in chosen if one.is_auto), None)
         return TuningReport(
@@ -181,12 +183,40 @@ class Tuner:
     def _screen(self) -> list[Screened]:
         space = self.settings.space
         for quantization in space.quantizations:
+            self._check_prompts(self._target(quantization))
+        self._check_configs()
+        for quantization in space.quantizations:
             self._ground(quantization)
         with self._stage("simulate"):
             screened = screen(space, self._simulate, self._screening_objective, self._with_schedule)
         probed = [name for ground in self._grounds.values() for name in ground.simulated.probed]
         self.folder.keep_screened(screened, probed)
         return screened
+
+    def _check_prompts(self, target: LoadedTarget) -> None:
+        """Refuse a prompt whose answer an engine would cut off.
+
+        Raises:
+            ConfigError: there is one.
+        """
+        workload, given = self.settings.workload, self.settings.engine.max_model_len
+        most = target.model.max_model_len if given is None else min(given, target.model.max_model_len)
+        for number, prompt in enumerate(workload.prompts, 1):
+            if len(prompt) + workload.max_tokens > most:
+                raise ConfigError(
+                    f"max_tokens: got {workload.max_tokens} after the {len(prompt)} tokens of prompt {number}; max_model_len is "
+                    f"{most}; ask for less, or leave the prompt out"
+                )
+
+    def _check_configs(self) -> None:
+        """Make each drafter that computes with a model, so that what is wrong is said before anything is measured."""
+        settings = self.settings
+        target = self._target(settings.space.quantizations[0])
+        for name, config in settings.space.speculation.items():
+            if not drafts_from_text(config, target.model.vocab_size):
+                self.progress(f"looking at {name}")
+                longest = settings.workload.longest
+                make_engine(name, target, settings.engine, config, num_sequences=1, longest=longest)
 
     @property
     def _screening_objective(self) -> Objective:

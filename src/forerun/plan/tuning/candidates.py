@@ -102,17 +102,17 @@ class Candidate:
             quantization=record["quantization"],
         )
 
-    def simplicity(self, usual: BatchLimits) -> tuple[float, ...]:
+    def simplicity(self, usual: BatchLimits, quantization: str | None = None) -> tuple[float, ...]:
         """What ties are decided by, less is simpler.
 
         No drafts; then auto, which has nothing to set and follows the load; then a fixed drafter, by how many
-        drafters it has, how many tokens it drafts and how many settings. Before all: the limits as they were given,
-        and the weights as they are stored.
+        drafters it has, how many tokens it drafts and how many settings. Before all: the limits and the format of the
+        weights that the user's own options give, `usual` and `quantization`.
         """
         config = self.speculative_config
         kind = 0 if config is None else 1 if self.is_auto else 2
         num_drafters = len((config or {}).get("drafters") or (None,))
-        changes = (self.limits != usual) + (self.quantization is not None)
+        changes = (self.limits != usual) + (self.quantization != quantization)
         return (changes, kind, num_drafters, self.num_speculative_tokens, len(config or ()))
 
 

@@ -79,7 +79,8 @@ def parse_offered_load(text: str) -> OfferedLoad:
         cv = values.pop("cv")
         if cv < 0.0:
             raise ConfigError(f"load: got cv={cv:g}; must be 0 or more")
-        values["burstiness"] = math.inf if cv == 0.0 else cv**-2
+        variance = cv * cv
+        values["burstiness"] = math.inf if variance == 0.0 else 1.0 / variance
     concurrency = values.pop("concurrency", None)
     if concurrency is not None and concurrency != int(concurrency):
         raise ConfigError(f"load: got concurrency={concurrency:g}; must be a whole number")

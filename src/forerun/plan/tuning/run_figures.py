@@ -66,7 +66,7 @@ class RunFigures:
 
     num_requests: int
     num_output_tokens: int
-    seconds: float  # from the first arrival to the last token
+    seconds: float  # from the start, before the first arrival, to the last token
     ttft: Spread
     tpot: Spread
     icl: Spread

@@ -60,8 +60,8 @@ def ranked(screened: Sequence[Screened], objective: Objective) -> list[Screened]
 def finalists(screened: Sequence[Screened], objective: Objective, most: int) -> list[Candidate]:
     """The candidates that are worth a real run.
 
-    Those within the simulator's error of the best, `most` at most; and auto with the same limits as the best, since
-    what it learns while it runs is what a simulation sees least of.
+    Those within the simulator's error of the best, `most` at most; and auto, since what it learns while it runs is what a
+    simulation sees least of: with the same limits as the best, or where it was not simulated so, with those that suit it best.
 
     Args:
         screened: best first.
@@ -72,14 +72,9 @@ def finalists(screened: Sequence[Screened], objective: Objective, most: int) -> 
     near = [one.candidate for one in screened if values[one.candidate.name] >= 1.0 - SIMULATION_ERROR]
     chosen = near[:most]
     best = chosen[0]
-    auto = [
-        one.candidate
-        for one in screened
-        if one.candidate.is_auto
-        and one.candidate.limits == best.limits
-        and one.candidate.quantization == best.quantization
-    ]
-    return chosen + [one for one in auto if one not in chosen]
+    autos = [one.candidate for one in screened if one.candidate.is_auto]
+    alike = [one for one in autos if (one.limits, one.quantization) == (best.limits, best.quantization)]
+    return chosen + [one for one in alike or autos[:1] if one not in chosen]
 
 
 def _deciding_values(one: Screened, best: Screened, objective: Objective) -> float:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+import yaml
 
 from forerun.plan.tuning.candidates import Candidate
 
@@ -31,7 +34,13 @@ def serve_options(model: str, candidate: Candidate, engine: Mapping[str, Any]) -
 
 
 def serve_config(options: Mapping[str, Any], reasons: Sequence[str]) -> str:
-    """The text of the file, YAML: the reasons, then one option a line in JSON, which is YAML too."""
+    """The text of the file, YAML: the reasons, then one option a line."""
     comments = [f"# {line}" if line else "#" for reason in reasons for line in reason.splitlines() or [""]]
-    lines = [f"{name}: {json.dumps(value, ensure_ascii=False)}" for name, value in options.items()]
-    return "\n".join([*comments, *lines]) + "\n"
+    plain: dict[str, Any] = json.loads(json.dumps(options))
+    return "\n".join([*comments, *(f"{name}: {_on_one_line(value)}" for name, value in plain.items())]) + "\n"
+
+
+def _on_one_line(value: Any) -> str:
+    """A value as YAML; as JSON, 1e-05 would be read as a text."""
+    listed: str = yaml.safe_dump([value], default_flow_style=True, sort_keys=False, allow_unicode=True, width=math.inf)
+    return listed.strip()[1:-1]

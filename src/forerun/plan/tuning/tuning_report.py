@@ -9,7 +9,7 @@ from typing import Any
 
 from forerun.plan.sla import Sla
 from forerun.plan.tuning.candidates import Candidate
-from forerun.plan.tuning.choice import TIE, Choice, Objective, Rounds, relative_values
+from forerun.plan.tuning.choice import TIE, Choice, Criterion, Objective, Rounds, relative_values
 from forerun.plan.tuning.pareto import pareto_front
 from forerun.plan.tuning.run_figures import RunFigures
 from forerun.plan.tuning.screening import Screened, simulation_errors
@@ -62,9 +62,12 @@ class TuningReport:
 
     def gain_over(self, name: str) -> float | None:
         """The median over shared rounds of the best one's value over another's, by the first criterion; None without runs."""
+        return self._gain(name, self.objective.criteria[0])
+
+    def _gain(self, name: str, criterion: Criterion) -> float | None:
         if name not in self.rounds:
             return None
-        values = relative_values(self.rounds, self.objective.criteria[0])
+        values = relative_values(self.rounds, criterion)
         ratios = [a / b for a, b in zip(values[self.choice.name], values[name], strict=False) if b]
         return median(ratios) if ratios else None
 
@@ -101,9 +104,8 @@ class TuningReport:
                 "auto has nothing to set: it chooses drafts step by step, and follows the load where that changes."
             )
         elif (over_auto := self._gain_over_auto()) is not None and over_auto <= NEARLY:
-            lines.append(
-                f"auto is only {over_auto - 1:.1%} behind and has nothing to set: take it where load or prompts vary."
-            )
+            stands = f"only {over_auto - 1:.1%} behind" if over_auto > 1.0 else "as good"
+            lines.append(f"auto is {stands} and has nothing to set: take it where load or prompts vary.")
         lines.append(self._how_sure())
         lines += [
             f"{name}: {count} of {runs.num_requests} answers are not the recorded ones."
@@ -123,7 +125,9 @@ class TuningReport:
         )
 
     def _gain_over_auto(self) -> float | None:
-        return None if self.auto is None else self.gain_over(self.auto)
+        """By the criterion in which auto is farthest behind; None without runs of it."""
+        found = [] if self.auto is None else [self._gain(self.auto, one) for one in self.objective.criteria]
+        return max((gain for gain in found if gain is not None), default=None)
 
     def _gains(self, criterion: str) -> list[str]:
         lines = []
