@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from forerun.bench.energy import Counter, EnergyMeter, RaplDomain, find_gpus, find_rapl
+from forerun.bench.energy import Counter, Energy, EnergyMeter, RaplDomain, find_gpus, find_rapl
 
 
 def save_domain(root, folder, name, energy, most=1000):
@@ -233,3 +233,9 @@ def test_a_machine_without_sensors_has_a_meter_that_says_why(tmp_path, monkeypat
     with meter:
         pass
     assert nothing(meter.energy) == f"NVML: Driver Not Loaded; no RAPL counter under {tmp_path}"
+
+
+def test_energy_per_token_is_not_known_where_tokens_are_not():
+    energy = Energy(method="rapl", reason=None, window_s=1.0, samples=2, parts={"cpu": 10.0}, idle_w=None, scope="p")
+    found = energy.to_json(output_tokens=None, total_tokens=None, requests=5)
+    assert (found["j_per_request"], found["j_per_output_token"], found["tokens_per_j"]) == (2.0, None, None)

@@ -139,6 +139,11 @@ def test_configurations_are_named(read, text):
     assert read(text) == {"one": NGRAM}
 
 
+def test_keys_with_hyphens_are_those_with_underscores(read):
+    """All who read a profile or a plan of them later know no others."""
+    assert read("one: {method: ngram, num-speculative-tokens: 5}") == {"one": NGRAM}
+
+
 def test_one_without_a_name_is_called_what_it_is(read):
     found = read("- {method: ngram, num_speculative_tokens: 5}\n- {method: suffix}")
     assert list(found) == ["ngram, K=5", "suffix, K=24"]
@@ -169,6 +174,7 @@ def test_the_example_of_the_page_can_be_read(read):
         ("- {method: suffix}\n- {method: suffix}", "number 2: the name 'suffix, K=24' is taken"),
         ("a: {method: suffix}\na: {method: ngram}", "has the key 'a' twice"),
         ("- {method: suffix, method: ngram}", "has the key 'method' twice"),
+        ("a: {method: ngram, num-speculative-tokens: 5, num_speculative_tokens: 4}", "a: a key is given twice"),
     ],
 )
 def test_mistakes_name_the_file_and_the_configuration(read, text, message):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -82,7 +83,15 @@ def test_wrong_options_are_named(files, capsys, options, message):
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("--model", "another-model"), ("--max-tokens", "32"), ("--temperatures", "0.5"), ("--prompts", "one.txt")],
+    [
+        ("--model", "another-model"),
+        ("--dtype", "float64"),
+        ("--max-tokens", "256"),
+        ("--max-tokens", "32"),
+        ("--temperatures", "1"),
+        ("--temperatures", "0.5"),
+        ("--prompts", "one.txt"),
+    ],
 )
 def test_texts_other_than_those_recorded_are_refused(files, capsys, tmp_path, monkeypatch, option, value):
     monkeypatch.chdir(tmp_path)
@@ -91,6 +100,48 @@ def test_texts_other_than_those_recorded_are_refused(files, capsys, tmp_path, mo
     error = capsys.readouterr().err
     assert f"{option}: got " in error
     assert "was recorded with" in error
+
+
+@pytest.mark.parametrize(
+    ("left_out", "said"),
+    [
+        (
+            "--max-tokens",
+            "--max-tokens: by default 256; .* was recorded with 16; say so with --max-tokens, leave out --model",
+        ),
+        ("--prompts", "--prompts: by default .*code edit"),
+    ],
+)
+def test_what_is_left_out_beside_a_model_is_asked_for_as_by_default(files, capsys, left_out, said):
+    given = {"--model": files / "model", "--prompts": files / "chat.txt", "--max-tokens": 16}
+    del given[left_out]
+    assert run(files, *(str(word) for option in given.items() for word in option)) == 2
+    assert re.search(said, capsys.readouterr().err)
+
+
+def test_a_temperature_that_is_given_twice_is_recorded_once(files, tmp_path, capsys):
+    words = (
+        "--model",
+        str(files / "model"),
+        "--prompts",
+        str(files / "chat.txt"),
+        "--max-tokens",
+        "8",
+        "--temperatures",
+        "0,0",
+    )
+    command = [
+        "bench",
+        "replay",
+        str(tmp_path / "texts.jsonl"),
+        "--configs",
+        str(files / "configs.yaml"),
+        *words,
+        "--json",
+    ]
+    for _ in range(2):
+        assert main(command) == 0
+        assert {one["num_texts"] for one in json.loads(capsys.readouterr().out)["outcomes"]} == {2}
 
 
 def test_the_command_that_recorded_can_be_given_again(files):

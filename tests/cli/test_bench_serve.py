@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from importlib.util import find_spec
 
 import pytest
 
 from forerun.bench.load.report import is_reserved
 from forerun.cli.app import main
+from forerun.errors import ConfigError
 from tests.bench.load.fake_server import Script, serving
 from tests.tiny_tokenizer import save_tiny_tokenizer
 
@@ -157,6 +159,46 @@ def test_tokens_that_the_server_does_not_count_are_counted_here(run, server):
     assert "5 answers came without usage" in printed.err
 
 
+def test_a_run_is_kept_where_nobody_can_count_its_tokens(run, server, tmp_path):
+    """The server sends no usage, and the model's folder is on another machine."""
+    server.usage, server.listed = "none", [{"id": "fake", "root": str(tmp_path / "elsewhere")}]
+    server.delay = 0.01
+    (tmp_path / "f.jsonl").write_text('{"prompt": "one"}\n{"prompt": "two"}\n')
+    words = (
+        *CHAT,
+        "--dataset-path",
+        str(tmp_path / "f.jsonl"),
+        "--num-prompts",
+        "2",
+        "--goodput",
+        "ttft:10000",
+        "tpot:10000",
+    )
+    plot = ("--plot", str(tmp_path / "load.svg")) if find_spec("matplotlib") else ()
+    saved = ("--save-result", "--save-detailed", "--result-dir", str(tmp_path), "--result-filename", "r.json")
+    printed = run(*words, *saved, *plot, random=False)
+    assert "their tokens are not known" in printed.err
+    assert "--tokenizer" in printed.err
+    assert re.search(r"Total generated tokens: +-", printed.out)
+    found = json.loads((tmp_path / "r.json").read_text())
+    unknown = (
+        "total_input_tokens total_output_tokens output_throughput total_token_throughput mean_tpot_ms request_goodput"
+    )
+    assert {found[name] for name in [*unknown.split(), "peak_output_token_throughput", "chunk_tokens_from"]} == {None}
+    assert (found["completed"], found["output_lens"]) == (2, [None, None])
+    assert min(found["request_throughput"], found["mean_ttft_ms"], found["mean_e2el_ms"], found["mean_icl_ms"]) > 0
+
+
+def test_what_was_measured_is_shown_before_files_are_written(run, monkeypatch):
+    def fail(*_, **__):
+        raise ConfigError("result_filename: cannot write f.json (No space left on device); give another file")
+
+    monkeypatch.setattr("forerun.bench.load.report.save", fail)
+    printed = run("--save-result", code=2)
+    assert "Successful requests:                     5" in printed.out
+    assert "No space left on device" in printed.err
+
+
 def test_results_are_saved_under_vllms_name(run, tmp_path):
     folder = tmp_path / "results"
     run("--save-result", "--result-dir", str(folder), "--max-concurrency", "3", "--label", "try")
@@ -280,6 +322,9 @@ def test_a_time_of_rest_that_is_none_is_refused_before_anything_is_sent(seconds,
         (("--endpoint", "/v1/chat/completions"), "with --backend openai"),
         (("--base-url", "127.0.0.1:9"), "--base-url: got '127.0.0.1:9'; must be a URL"),
         (("--save-detailed",), "--save-detailed: nothing is saved"),
+        (("--port", "9"), "leave out --host and --port, or it"),
+        (("--ready-check-timeout-sec", "nan"), "--ready-check-timeout-sec: got nan; must be 0 or more"),
+        (("--burstiness", "2"), "burstiness: got 2, and there is no rate"),
         (("--plot", "picture.doc"), "--plot: cannot write picture.doc"),
         (("--dataset-name", "burstgpt"), "burstgpt"),
         (("--request-rate", "0"), "request_rate: got 0.0; must be more than 0"),

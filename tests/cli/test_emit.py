@@ -80,6 +80,13 @@ def test_other_speculation_may_be_given_for_a_system_that_lacks_the_plans(plan, 
         run(*words, "--no-speculation", "--speculative-config.method", "ngram")
 
 
+@pytest.mark.parametrize("system", ["forerun", "compose", "kubernetes"])
+def test_speculation_with_which_our_servers_would_not_start_is_refused(plan, system):
+    for config in ('{"method": "suffics"}', '{"method": "suffix", "no_such_key": 1}'):
+        with pytest.raises(ConfigError, match=r"suffics|no_such_key"):
+            run("--plan", plan, "--to", system, "--speculative-config", config)
+
+
 def test_a_plan_that_misses_its_sla_is_emitted_with_a_note(tmp_path, capsys):
     replace(PLAN, feasible=False, best_achievable={}).save(tmp_path)
     run("--plan", str(tmp_path), "--to", "compose")
@@ -119,10 +126,13 @@ def test_a_damaged_plan_is_one_line_that_names_file_and_field(tmp_path, capsys):
     assert f"{path}: plan: sla: got ttft_ms='soon'; must be a finite number or null: plan again" in line
 
 
-@pytest.mark.parametrize("schedule", [None, "x", [[1, 2]], [[1, 4, "x"]]])
+@pytest.mark.parametrize(
+    "schedule",
+    [None, "x", [], [[1, 2]], [[1, 4, "x"]], [[2, 4, 3]], [[1, 4, 3], [4, 8, 2]], [[5, 8, 2], [1, 4, 3]], [[1, 4, -1]]],
+)
 def test_a_damaged_schedule_of_draft_lengths_is_one_line(schedule, tmp_path):
     name = "num_speculative_tokens_per_batch_size"
     config = {"method": "ngram", "num_speculative_tokens": 4, name: schedule}
     replace(PLAN, model="org/name", speculative_config=config).save(tmp_path)
-    with pytest.raises(ConfigError, match=f"speculative_config: got {name}.*; must .*: give another with"):
+    with pytest.raises(ConfigError, match=f"speculative_config: got {name}.*; .*must .*give another with"):
         run("--plan", str(tmp_path), "--to", "vllm")

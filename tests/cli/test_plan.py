@@ -67,6 +67,11 @@ def test_an_infeasible_sla_is_said_with_the_best_that_can_be_done(folder, tmp_pa
     assert not DeploymentPlan.load_file(tmp_path).feasible
 
 
+def test_what_is_wanted_is_shown_as_it_was_given(folder, capsys):
+    assert run(folder, "--sla", "ttft=5ms,attainment=0.999", *LOAD, "--budget", 2) == 1
+    assert "INFEASIBLE: 99.9% of requests within the SLA" in " ".join(capsys.readouterr().out.split())
+
+
 def test_a_small_budget_says_how_many_engines_would_do(folder, capsys):
     assert run(folder, *SLA, *LOAD, "--budget", 4, "--devices-per-engine", 2) == 1
     assert "4 engines would be enough; give a larger --budget" in capsys.readouterr().out
@@ -103,18 +108,18 @@ def test_corrections_are_learnt_and_shown(folder, tmp_path, capsys):
         "ttfts": [0.02] * 20,
         "itls": [[0.006] * 20] * 20,
     }
-    (tmp_path / "test.json").write_text(json.dumps(test))
-    options = ("--observed", tmp_path / "test.json", "--output-json", tmp_path / "plan.json")
+    (tmp_path / "test[new].json").write_text(json.dumps(test))
+    options = ("--observed", tmp_path / "test[new].json", "--output-json", tmp_path / "plan.json")
     assert run(folder, *SLA, *LOAD, *options) == 0
     found = json.loads((tmp_path / "plan.json").read_text())["corrections"]
-    assert found["learnt_from"] == ["test.json"]
+    assert found["learnt_from"] == ["test[new].json"]
     assert found["acceptance_factor"] == 1.0
     assert 1.0 < found["time_factor"] < 2.0
     shown = " ".join(capsys.readouterr().out.split())
     assert (
         f"corrected: a step takes {found['time_factor']:.3g} times as long as profiled, and drafts add 1 times" in shown
     )
-    assert "learnt from test.json" in shown
+    assert "learnt from test[new].json" in shown
 
 
 def test_a_day_is_replayed(folder, trace, tmp_path, capsys):
@@ -192,6 +197,7 @@ def test_a_day_is_drawn(folder, trace, tmp_path):
         (SLA, "give --load, e.g. rate=20"),
         ((*SLA, *LOAD, "--budget", 0), "must be 1 or more"),
         ((*SLA, *LOAD, "--budget", 1, "--devices-per-engine", 2), "must be at least that"),
+        ((*SLA, *LOAD, "--devices-per-engine", 2), "devices_per_engine: got 2, and no budget is given"),
         ((*SLA, *LOAD, "--method", "suffx"), "did you mean 'suffix'"),
         ((*SLA, *LOAD, "--seed", 3), "given without --confirm"),
         ((*SLA, *LOAD, "--confirm", "--seed", -1), "seed: got -1; must be 0 or more"),
@@ -242,7 +248,7 @@ def test_a_predictor_that_there_is_not_is_refused(folder, trace, capsys):
     assert "must be one of constant, ar" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("options", [("--prompt-class", "chat"), ("--confidence", 0.9)])
+@pytest.mark.parametrize("options", [("--prompt-class", "chat"), ("--confidence", 0.9), ("--acceptance-factor", 0.9)])
 def test_what_narrows_acceptance_is_refused_where_nothing_drafts(tmp_path, options, capsys):
     replace(fake_profile(), configs={}, drafting={}, acceptance={}).save(tmp_path)
     assert run(tmp_path, *SLA, *LOAD) == 0

@@ -148,6 +148,22 @@ def test_no_replica_watches_a_head(tmp_path: Path) -> None:
         replica_spec("m", ServerOptions(watch_head=tmp_path), EngineOptions())
 
 
+@pytest.mark.parametrize("name", ["max_connections", "client_timeout"])
+def test_connections_of_replicas_are_those_of_rays_proxy(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name}: got 7, and connections are those of Ray's proxy"):
+        replica_spec("m", ServerOptions(**{name: 7}), EngineOptions())
+
+
+def test_options_of_replicas_are_refused_where_there_are_none(
+    started: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", "m", "--routing", "round-robin"]) == 2
+    error = capsys.readouterr().err
+    assert "routing: got round-robin, which is for replicas, and there are none; give --replicas 1 or more" in error
+    assert error.count("\n") == 1
+    assert started.server is None
+
+
 def test_speculation_may_be_given_in_the_environment(started: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORERUN_SPECULATIVE_CONFIG", '{"method": "ngram", "num_speculative_tokens": 3}')
     main(["serve", "m"])
@@ -161,6 +177,7 @@ def test_speculation_may_be_given_in_the_environment(started: SimpleNamespace, m
         ("- port\n", "holds no options"),
         ("port: many\n", "many"),
         ("port: 1\nport: 2\n", "twice"),
+        ("max_queue: 1\nmax-queue: 2\n", "has max-queue twice, with hyphens and with underscores"),
         ("port: [\n", "neither YAML nor JSON"),
         ("port: 70000\n", "must be from 0"),
         ("api_key: ['']\n", "got an empty one"),
@@ -176,6 +193,15 @@ def test_a_bad_file_is_reported_in_one_line(
     assert error.startswith("error: ")
     assert error.count("\n") == 1
     assert expected in error
+
+
+def test_a_model_of_nothing_in_the_file_is_none(
+    started: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "server.yaml").write_text("model: null\n")
+    assert main(["serve", "--config", str(tmp_path / "server.yaml")]) == 2
+    assert "MODEL" in capsys.readouterr().err
+    assert started.model is None
 
 
 def test_a_missing_file_is_reported_in_one_line(started: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:

@@ -363,6 +363,18 @@ def test_what_the_simulator_says_of_icl_is_the_mean_of_each_request_as_the_predi
     assert found["icl_p99_ms"] <= 1e3 * means[-1]
 
 
+def test_what_the_simulator_says_of_acceptance_leaves_the_prompt_out_as_the_prediction_does(trees: Profile) -> None:
+    load = Load(rate=1.0, isl=100, osl=8)  # of so few steps the prompt's would count for a third
+    plan, answer = plan_deployment(trees, load, EASY, replace(ALONE, methods=("static",)))
+    assert answer.plan.policy.speculation is not None
+    found = confirmed(trees, plan, answer, num_requests=400)[0].simulated
+    assert found is not None
+    counted = simulated(trees, answer.plan, load, num_requests=400).speculation
+    assert counted.acceptance_length is not None
+    assert counted.acceptance_length < 0.9 * found["acceptance_length"]
+    assert found["acceptance_length"] == pytest.approx(plan.predicted["acceptance_length"], rel=0.15)
+
+
 def test_engines_are_added_where_the_simulator_falls_short(profile: Profile) -> None:
     """A plan that claims that one engine is enough for what takes several."""
     plan, answer = plan_deployment(profile, LOAD, SLA)

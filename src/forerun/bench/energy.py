@@ -130,14 +130,14 @@ class Energy:
         """Joules above those that the machine takes at rest, or None if one of the two was not measured."""
         return None if self.joules is None or self.idle_w is None else self.joules - self.idle_w * self.window_s
 
-    def to_json(self, *, output_tokens: int, total_tokens: int, requests: int) -> dict[str, Any]:
-        """All fields, and the gross energy per token and per request."""
+    def to_json(self, *, output_tokens: int | None, total_tokens: int | None, requests: int) -> dict[str, Any]:
+        """All fields, and the gross energy per token, where their number is known, and per request."""
         joules = self.joules
 
-        def per(count: int) -> float | None:
+        def per(count: int | None) -> float | None:
             return joules / count if joules is not None and count else None
 
-        per_joule = output_tokens / joules if joules else None
+        per_joule = output_tokens / joules if joules and output_tokens is not None else None
         return {
             "method": self.method,
             "reason": self.reason,

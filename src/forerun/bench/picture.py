@@ -96,11 +96,12 @@ def draw_load(answers: Sequence[Answer], title: str, file: Path) -> None:
 
 
 def _draw_output(axes: Axes, answers: Sequence[Answer]) -> None:
-    """Output tokens and running requests of each second."""
+    """Output tokens, or chunks where these are not known, and running requests of each second."""
     timeline = Timeline.of(answers)
-    seconds = np.arange(len(timeline.tokens))
-    axes.step(seconds, timeline.tokens, where="post", color=REST_COLOUR)
-    axes.set_ylabel("output tokens/s", color=REST_COLOUR)
+    seconds = np.arange(len(timeline.requests))
+    shown, what = (timeline.chunks, "chunks") if timeline.tokens is None else (timeline.tokens, "output tokens")
+    axes.step(seconds, shown, where="post", color=REST_COLOUR)
+    axes.set_ylabel(f"{what}/s", color=REST_COLOUR)
     axes.set_ylim(bottom=0)
     beside = axes.twinx()
     beside.step(seconds, timeline.requests, where="post", color=FIRST_COLOUR)

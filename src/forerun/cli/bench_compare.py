@@ -132,8 +132,16 @@ def read_configs(path: Path) -> dict[str, dict[str, Any]]:
             raise ConfigError(
                 f"{where}: the name {name!r} is taken; give each a name of its own ({PLAIN!r} is decoding without drafts)"
             )
-        configs[name] = config
+        configs[name] = _with_underscores(config, where)
     return configs
+
+
+def _with_underscores(config: dict[str, Any], where: str) -> dict[str, Any]:
+    """The configuration with underscores in its keys, as all who read it on want them."""
+    found = {str(key).replace("-", "_"): value for key, value in config.items()}
+    if len(found) < len(config):
+        raise ConfigError(f"{where}: a key is given twice, with hyphens and with underscores; keep one")
+    return found
 
 
 def _take_name(config: Any) -> tuple[str | None, Any]:

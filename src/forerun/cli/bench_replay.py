@@ -42,31 +42,40 @@ def parse_temperatures(_hint: type[Any], tokens: Sequence[Token]) -> tuple[float
         found = ()
     if not found or not all(0 <= value < float("inf") for value in found):
         raise ValueError(f"got {text!r}; must be numbers of 0 or more with commas between them, e.g. 0,1")
-    return found
+    return tuple(dict.fromkeys(found))
 
 
-def show_temperatures(temperatures: Sequence[float]) -> str:
-    """Temperatures in the form of the command line."""
-    return ",".join(f"{value:g}" for value in temperatures)
+Temperatures = Annotated[tuple[float, ...] | None, Parameter(converter=parse_temperatures, n_tokens=1, negative=())]
 
-
-Temperatures = Annotated[
-    tuple[float, ...], Parameter(converter=parse_temperatures, n_tokens=1, negative=(), show_default=show_temperatures)
-]
+MAX_TOKENS, TEMPERATURES = 256, (0.0, 1.0)
+"""What is recorded where the options do not say."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordingOptions:
-    """What to record, where there is no recording yet."""
+    """What to record, where there is no recording yet; None: as by default."""
 
     model: str | None = None
     """A folder, a .gguf file, a known name (see "forerun models list") or a hub id org/name."""
     prompts: Annotated[list[Path] | None, Parameter(consume_multiple=True, negative=())] = None
     """Files, each a kind of prompts, as in "forerun bench compare"; by default built-in ones."""
-    max_tokens: int = 256
-    """Tokens of each text, at most."""
-    temperatures: Temperatures = (0.0, 1.0)
-    """Each prompt is answered once at each of these."""
+    max_tokens: int | None = None
+    """Tokens of each text, at most; by default 256."""
+    temperatures: Temperatures = None
+    """Each prompt is answered once at each of these; by default 0,1."""
+
+    @property
+    def kinds(self) -> dict[str, list[Prompt]]:
+        """The prompts of each kind.
+
+        Raises:
+            ConfigError: a file cannot be read.
+        """
+        from forerun.bench.prompts import WORKLOADS
+
+        if self.prompts is not None:
+            return read_kinds(self.prompts)
+        return {kind: [*texts] for kind, texts in WORKLOADS.items()}
 
 
 RECORDING = RecordingOptions()
@@ -97,10 +106,12 @@ def replay(
     from forerun.bench.replay import judge_recording
 
     named, pass_costs = read_configs(configs), _read_costs(costs)
-    if not texts.exists():
+    if texts.exists():
+        found = read_recording(texts)
+        _refuse_other_texts(texts, found, recording, engine)
+    else:
         _record(texts, recording, engine)
-    found = read_recording(texts)
-    _refuse_other_texts(texts, found, recording)
+        found = read_recording(texts)
     with status() as progress:
         outcomes = judge_recording(found, named, pass_costs, progress=progress)
     report.write(
@@ -112,7 +123,7 @@ def replay(
         }
     )
     if not report.json_output:
-        _show(found, outcomes, Console(highlight=False))
+        _show(found, outcomes, Console(highlight=False, markup=False))
 
 
 def _read_costs(costs: str) -> PassCosts:
@@ -127,51 +138,70 @@ def _record(path: Path, options: RecordingOptions, engine: EngineOptions) -> Non
     Raises:
         ConfigError: no model is named, or the file cannot be written.
     """
-    from forerun.bench.prompts import WORKLOADS, encode_prompt
+    from forerun.bench.prompts import encode_prompt
     from forerun.bench.recording import record, write_recording
 
     if options.model is None:
         raise ConfigError(f"replay: there is no file {path}; give a recording, or --model to record one there")
     check_writable_file("replay", path)
-    kinds: dict[str, list[Prompt]] = (
-        {kind: [*texts] for kind, texts in WORKLOADS.items()}
-        if options.prompts is None
-        else read_kinds(options.prompts)
-    )
+    kinds = options.kinds
     llm = loading.load_llm(options.model, engine)
     tokenizer = llm.get_tokenizer()
     token_ids = {kind: [encode_prompt(tokenizer, text) for text in texts] for kind, texts in kinds.items()}
     with status() as progress:
         found = record(
-            llm, token_ids, max_tokens=options.max_tokens, temperatures=options.temperatures, progress=progress
+            llm,
+            token_ids,
+            max_tokens=MAX_TOKENS if options.max_tokens is None else options.max_tokens,
+            temperatures=options.temperatures or TEMPERATURES,
+            progress=progress,
         )
     write_recording(found, path)
 
 
-def _refuse_other_texts(path: Path, found: Recording, options: RecordingOptions) -> None:
+def _refuse_other_texts(path: Path, found: Recording, options: RecordingOptions, engine: EngineOptions) -> None:
     """Refuse to judge a recording that is not of the texts that the options ask for.
 
+    With --model, which would record, what is left out is asked for as by default.
+
     Raises:
-        ConfigError: it is of another model, other kinds or numbers of prompts, lengths or temperatures.
+        ConfigError: it is of another model, other kinds or numbers of prompts, lengths or temperatures, or another number format.
     """
     from forerun.bench.recording import named_after  # torch: only when it is needed
+    from forerun.config.settings import DTYPES
 
     temperatures = tuple(dict.fromkeys(text.temperature for text in found.texts))
     of_one = named_after("", temperatures[0])
     kinds = Counter(text.kind.removesuffix(of_one) for text in found.texts if text.temperature == temperatures[0])
-    prompts = None if options.prompts is None else {kind: len(of) for kind, of in read_kinds(options.prompts).items()}
-    asked: dict[str, tuple[object, object]] = {
-        "--model": (options.model, found.info.model),
-        "--prompts": (prompts, dict(kinds)),
-        "--max-tokens": (options.max_tokens, found.info.max_tokens),
-        "--temperatures": (options.temperatures, temperatures),
+    recorded: dict[str, object] = {
+        "--model": found.info.model,
+        "--dtype": found.info.dtype,
+        "--prompts": dict(kinds),
+        "--max-tokens": found.info.max_tokens,
+        "--temperatures": temperatures,
     }
-    unasked = (None, RECORDING.max_tokens, RECORDING.temperatures)  # the defaults, which say nothing
-    for option, (wanted, recorded) in asked.items():
-        if wanted not in (*unasked, recorded):
+    prompts = {kind: len(of) for kind, of in options.kinds.items()}
+    asked: dict[str, object] = {
+        "--model": options.model,
+        "--dtype": None
+        if engine.dtype == "auto"
+        else str(DTYPES.get(engine.dtype, engine.dtype)).removeprefix("torch."),
+        "--prompts": None if options.prompts is None else prompts,
+        "--max-tokens": options.max_tokens,
+        "--temperatures": options.temperatures,
+    }
+    usual: dict[str, object] = {"--prompts": prompts, "--max-tokens": MAX_TOKENS, "--temperatures": TEMPERATURES}
+    for option, had in recorded.items():
+        wanted = asked[option]
+        if wanted not in (None, had):
             raise ConfigError(
-                f"{option}: got {wanted}; {path} is there already and was recorded with {recorded}; leave the option out, or "
-                "give another file to record"
+                f"{option}: got {wanted}; {path} is there already and was recorded with {had}; leave the options of recording out, "
+                "or give another file to record"
+            )
+        if wanted is None and options.model is not None and usual.get(option, had) != had:
+            raise ConfigError(
+                f"{option}: by default {usual[option]}; {path} is there already and was recorded with {had}; say so with {option}, "
+                "leave out --model to take the file as it is, or give another file to record"
             )
 
 

@@ -61,6 +61,7 @@ def serve(
     load = _make_load(server, model, dataset, traffic, body, tokenizer)
     found = _measure(load, server, figures, result, tokenizer)
     document = found.to_json(detailed=result.save_detailed)
+    _show(found, quiet=report.json_output)  # first: a file that cannot be written takes nothing from what was measured
     if result.saves:
         from forerun.bench.load.report import save
 
@@ -70,7 +71,6 @@ def serve(
 
         draw_load(found.measurement.run.answers, f"{model.name} at {server.url}", result.plot)
     report.write(document)
-    _show(found, quiet=report.json_output)
     return 0 if found.figures.completed else FAILED
 
 

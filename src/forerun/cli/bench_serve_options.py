@@ -24,6 +24,7 @@ from forerun.errors import ConfigError, did_you_mean
 Words = Annotated[list[str] | None, Parameter(consume_multiple=True, negative=())]
 Flag = Annotated[bool, Parameter(negative=())]
 
+DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8000
 LOOPBACK = ("localhost", "::1", "0.0.0.0", "::")
 
 
@@ -36,9 +37,9 @@ class ServerOptions:
     """openai: completions; openai-chat: chat completions."""
     base_url: str | None = None
     """The server's address, if it is not http://HOST:PORT."""
-    host: str = "127.0.0.1"
+    host: str = DEFAULT_HOST
     """The server's host."""
-    port: int = 8000
+    port: int = DEFAULT_PORT
     """The server's port."""
     endpoint: str | None = None
     """Path of the requests; by default /v1/completions or /v1/chat/completions."""
@@ -58,6 +59,12 @@ class ServerOptions:
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")):
             raise ConfigError(f"--base-url: got {self.url!r}; must be a URL such as http://127.0.0.1:8000")
+        if self.base_url is not None and (self.host, self.port) != (DEFAULT_HOST, DEFAULT_PORT):
+            raise ConfigError(
+                f"--base-url: got {self.base_url}, which has host and port; leave out --host and --port, or it"
+            )
+        if not 0 <= self.ready_check_timeout_sec < math.inf:
+            raise ConfigError(f"--ready-check-timeout-sec: got {self.ready_check_timeout_sec:g}; must be 0 or more")
         ending = "/chat/completions" if self.backend == "openai-chat" else "/completions"
         if not self.path.endswith(ending) or (self.backend == "openai" and self.path.endswith("/chat/completions")):
             raise ConfigError(f"--endpoint: got {self.path}; must end in {ending} with --backend {self.backend}")

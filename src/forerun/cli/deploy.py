@@ -10,7 +10,7 @@ from cyclopts.config import Env
 
 from forerun.cli.options import EngineOptions
 from forerun.cli.serve import ENGINE, SERVER, replica_spec
-from forerun.deploy.ray.options import ReplicaOptions
+from forerun.deploy.ray.options import ServiceOptions
 from forerun.errors import ConfigError
 from forerun.server.options import ServerOptions
 
@@ -47,7 +47,7 @@ class ClusterOptions:
             raise ConfigError(f"route_prefix: got {self.route_prefix!r}; must begin with /")
 
 
-CLUSTER, ONE = ClusterOptions(), ReplicaOptions(replicas=1)
+CLUSTER, REPLICAS = ClusterOptions(), ServiceOptions()
 
 deploy = App(
     name="deploy",
@@ -68,7 +68,9 @@ def ray(
     /,
     *,
     cluster: Annotated[ClusterOptions, Parameter(name="*", negative=(), group=Group("Cluster", sort_key=1))] = CLUSTER,
-    replicas: Annotated[ReplicaOptions, Parameter(name="*", negative=(), group=Group("Replicas", sort_key=2))] = ONE,
+    replicas: Annotated[
+        ServiceOptions, Parameter(name="*", negative=(), group=Group("Replicas", sort_key=2))
+    ] = REPLICAS,
     server: Annotated[ServerOptions, Parameter(name="*", negative=(), group=Group("Server", sort_key=3))] = SERVER,
     engine: EngineOptions = ENGINE,
 ) -> None:

@@ -15,6 +15,7 @@ from forerun.core.writable import check_writable_folder
 from forerun.errors import ConfigError
 from forerun.plan.deployment_plan import DeploymentPlan
 from forerun.plan.emit.emission import Emission, EmitRequest
+from forerun.plan.emit.systems import SYSTEMS
 from forerun.plan.emit.systems import emit as emit_for
 
 MARK = "# Written by forerun emit, which writes it anew.\n"
@@ -64,6 +65,8 @@ def emit(
         raise ConfigError("--speculative-config: contradicts --no-speculation; give one of them")
     if speculative_config is not None or no_speculation:
         other = {"method": speculative_config} if isinstance(speculative_config, str) else speculative_config
+        if SYSTEMS[to].is_own:
+            _check_known(other)
         planned = replace(planned, speculative_config=other, acceptance=None)
     request = EmitRequest(plan=planned, model=model or planned.model, profile_folder=profile, image=image)
     emission = emit_for(to, request)
@@ -77,6 +80,17 @@ def emit(
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     for note in notes:
         console.print(f"note: {note}", markup=False)
+
+
+def _check_known(config: dict[str, Any] | None) -> None:
+    """Refuse a configuration with which forerun's servers would not start.
+
+    Raises:
+        ConfigError: its method, a key or a value is none of forerun's.
+    """
+    from forerun.config.speculative_config import resolve_speculative  # torch: only when it is needed
+
+    resolve_speculative(config)
 
 
 def _print(emission: Emission) -> None:

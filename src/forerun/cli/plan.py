@@ -129,7 +129,7 @@ def plan(
         draw_days(days, f"{known.model} on {known.machine}: {sla}", wanted, day.picture)
     report.write(found.to_json() | ({"days": [one.to_json() for one in days]} if days else {}))
     if not report.json_output:
-        console = Console(highlight=False)
+        console = Console(highlight=False, markup=False)
         _show(found, console)
         if days:
             console.print(_days_table(days))
@@ -172,7 +172,7 @@ def _replay(
 
 def _show(found: DeploymentPlan, console: Console) -> None:
     """Print the plan: what to run, what requests will see, what is to be known."""
-    target = f"{found.sla.attainment:.0%} of requests within the SLA"
+    target = f"{100 * found.sla.attainment:g}% of requests within the SLA"
     if not found.feasible:
         console.print(f"INFEASIBLE: {target} cannot be had; this is the best that can be done:", style="bold red")
     for name, value in _settings(found):

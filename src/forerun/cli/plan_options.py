@@ -91,6 +91,11 @@ class ChoiceOptions:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name}: got {value}; must be 1 or more")
+        if self.devices_per_engine is not None and self.budget is None:
+            raise ConfigError(
+                f"devices_per_engine: got {self.devices_per_engine}, and no budget is given that engines take it of; give --budget "
+                "too, or leave it out"
+            )
         for name in ("transfer_seconds", "transfer_gigabytes_per_second"):
             value = getattr(self, name)
             if value is not None and self.layout == "aggregated":
@@ -106,8 +111,13 @@ class ChoiceOptions:
             ConfigError: the budget is less than one engine, or the profile has no drafts to which an option applies, or does not
                 know the size of the KV.
         """
-        for name in ("prompt_class", "confidence"):
-            value = getattr(self, name)
+        acceptance_factor = self.correction.acceptance_factor
+        narrowing = {
+            "prompt_class": self.prompt_class,
+            "confidence": self.confidence,
+            "acceptance_factor": None if acceptance_factor == 1.0 else acceptance_factor,
+        }
+        for name, value in narrowing.items():
             if value is not None and not profile.configs:
                 raise ConfigError(
                     f"{name}: got {value!r}, and the profile has no configuration of drafts, to whose acceptance it applies; leave "

@@ -39,9 +39,13 @@ def _from_file(app: App, commands: tuple[str, ...], arguments: ArgumentCollectio
     options = read_yaml(path, option="--config", example="port: 8001")
     if not isinstance(options, Mapping):
         raise ConfigError(f"--config: {path} holds no options; write one a line, e.g. port: 8001")
-    plain = {str(name).replace("_", "-"): _flat(value) for name, value in options.items()}
+    names = [str(name).replace("_", "-") for name in options]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"--config: {path} has {name} twice, with hyphens and with underscores; keep one")
+    plain = dict(zip(names, map(_flat, options.values()), strict=True))
     model = next(argument for argument in arguments if argument.name == "MODEL")  # positional: `Dict` cannot set it
-    if "model" in plain and not model.tokens:
+    if plain.get("model") is not None and not model.tokens:
         model.append(Token(keyword="model", value=str(plain["model"]), source=str(path)))
     plain.pop("model", None)
     Dict(plain, use_commands_as_keys=False, source=str(path))(app, commands, arguments)
@@ -141,6 +145,12 @@ def replica_spec(model: str, server: ServerOptions, engine: EngineOptions) -> Re
         )
     if server.watch_head is not None:
         raise ConfigError("watch_head: replicas keep their heads; serve with one engine, or leave out --watch-head")
+    for name in ("max_connections", "client_timeout"):
+        if getattr(server, name) != getattr(SERVER, name):
+            raise ConfigError(
+                f"{name}: got {getattr(server, name)}, and connections are those of Ray's proxy, which has no such limit; leave it "
+                "out, or put a reverse proxy before the service"
+            )
     loading.pull_if_needed(model)
     if server.served_model_name is None:
         server = replace(server, served_model_name=model)

@@ -43,19 +43,19 @@ class Peaks:
     """The largest count within one second of a run, of each kind."""
 
     num_chunks: float  # vLLM's "peak output token throughput"
-    num_tokens: float
+    num_tokens: float | None  # None: the tokens of an answer are not known
     num_requests: int  # that ran within one second
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """The counts, throughputs and latencies of a run."""
+    """The counts, throughputs and latencies of a run; None where the tokens of a prompt or an answer are not known."""
 
     seconds: float
     completed: int
     failed: int
-    total_input: int
-    total_output: int
+    total_input: int | None
+    total_output: int | None
     num_good: int | None  # requests that met all goals, or None without goals
     peaks: Peaks
     spreads: dict[str, Spread]
@@ -71,14 +71,19 @@ class Figures:
         return None if self.num_good is None else self.num_good / self.seconds
 
     @property
-    def output_throughput(self) -> float:
+    def output_throughput(self) -> float | None:
         """Output tokens per second."""
-        return self.total_output / self.seconds
+        return None if self.total_output is None else self.total_output / self.seconds
 
     @property
-    def total_token_throughput(self) -> float:
+    def total_tokens(self) -> int | None:
+        """Prompt and output tokens."""
+        return None if self.total_input is None or self.total_output is None else self.total_input + self.total_output
+
+    @property
+    def total_token_throughput(self) -> float | None:
         """Prompt and output tokens per second."""
-        return (self.total_input + self.total_output) / self.seconds
+        return None if self.total_tokens is None else self.total_tokens / self.seconds
 
     def to_json(self) -> dict[str, Any]:
         """vLLM's keys, and `peak_output_token_throughput`, which vLLM lacks."""

@@ -140,13 +140,15 @@ def planned_engine(profile: Profile, plan: FleetPlan, options: PlanningOptions =
 
 
 def _figures(result: SimulationResult, sla: Sla, seed: int) -> dict[str, Any]:
+    drafts = result.speculation
+    num_decoding = drafts.num_steps - len(result.requests)  # a prompt's own step has no draft, and none is predicted
     found: dict[str, Any] = {
         "attainment": result.attainment(sla),
         "num_requests": len(result.requests),
         "seed": seed,
         "goodput_requests_per_second": result.goodput(sla),
         "output_tokens_per_second": result.output_throughput,
-        "acceptance_length": result.speculation.acceptance_length,
+        "acceptance_length": 1 + drafts.num_accepted_tokens / num_decoding if num_decoding else None,
         "num_preemptions": result.num_preemptions,
     }
     for name in ("ttft", "tpot", "icl", "e2el"):

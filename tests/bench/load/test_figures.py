@@ -119,3 +119,15 @@ def test_peaks_are_of_whole_seconds():
 def test_a_run_in_which_all_failed_has_figures():
     found = figures([answer([], [], error="refused")]).to_json()
     assert (found["completed"], found["failed"], found["mean_ttft_ms"]) == (0, 1, None)
+
+
+def test_what_nobody_counted_is_not_known_and_not_zero():
+    uncounted = answer([0.1, 0.2], [1, 1])
+    uncounted.num_output_tokens = uncounted.num_prompt_tokens = None
+    assert uncounted.weighted_chunks == [(0.1, None), (0.2, None)]
+    both = [uncounted, answer([0.1, 1.1], [1, 1])]
+    found = figures(both, goals={"tpot": 2000}).to_json()
+    unknown = "total_input_tokens total_output_tokens output_throughput total_token_throughput request_goodput"
+    assert {found[name] for name in [*unknown.split(), "peak_output_token_throughput"]} == {None}
+    assert (found["completed"], found["max_output_tokens_per_s"], found["mean_tpot_ms"]) == (2, 3, pytest.approx(1000))
+    assert figures(both, goals={"ttft": 200}).request_goodput == 1

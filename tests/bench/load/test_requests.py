@@ -143,6 +143,11 @@ def test_a_short_files_prompts_are_repeated_unless_no_oversample_is_set(write, c
         ({"random_range_ratio": "1.0"}, "random_range_ratio: got '1.0'; must be a number from 0 to below 1"),
         ({"random_range_ratio": "x"}, "random_range_ratio: got 'x'"),
         ({"spec_bench_category": "qa"}, "spec_bench_category: given with dataset_name 'random'"),
+        ({"skip_chat_template": True}, "skip_chat_template: given with dataset_name 'random'"),
+        ({"no_oversample": True}, "no_oversample: given with dataset_name 'random'"),
+        ({"disable_shuffle": True}, "disable_shuffle: given with dataset_name 'random'"),
+        ({"output_len": 5, "random_output_len": 6}, "output_len: got 5, and random_output_len 6, which is the same"),
+        ({"input_len": 5, "random_input_len": 6}, "input_len: got 5, and random_input_len 6, which is the same"),
         (
             {"dataset_name": "prefix_repetition", "input_len": 5},
             "input_len: given with dataset_name 'prefix_repetition'",

@@ -75,6 +75,7 @@ def test_a_ramp_over_a_duration_ends_with_it(strategy):
     [
         ({"request_rate": 0}, "request_rate: got 0; must be more than 0"),
         ({"burstiness": -1}, "burstiness: got -1; must be more than 0"),
+        ({"burstiness": 2}, "burstiness: got 2, and there is no rate"),
         ({"max_concurrency": 0}, "max_concurrency: got 0; must be 1 or more"),
         ({"num_warmups": -1}, "num_warmups: got -1; must be 0 or more"),
         ({"duration": 5}, "duration: got no limit"),

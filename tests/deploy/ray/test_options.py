@@ -29,6 +29,17 @@ PLAIN = replace(SPEC, settings=SPEC.settings | {"speculative_config": None})
         ({"max_replicas": 2}, "there are none"),
         ({"replicas": 4, "max_replicas": 2, "sla": "ttft=1s", "scaling_profile": "p"}, "at least --replicas, 4"),
         ({"replicas": 1, "scaling_interval": 0}, "above 0"),
+        ({"replicas": 1, "scaling_interval": float("nan")}, "above 0"),
+        ({"replicas": 1, "scaling_interval": 30}, "scaling_interval: got 30, which is for replicas that scale"),
+        ({"replicas": 1, "scaling_predictor": "ar"}, "scaling_predictor: got ar, which is for replicas that scale"),
+        ({"scaling_profile": "p"}, "scaling_profile: got p, .* there are none"),
+        ({"scaling_interval": 30}, "scaling_interval: got 30, .* there are none"),
+        ({"scaling_predictor": "ar"}, "scaling_predictor: got ar, .* there are none"),
+        (
+            {"routing": "round-robin"},
+            "routing: got round-robin, .* there are none; give --replicas 1 or more, or leave",
+        ),
+        ({"replica_start_timeout": 60}, "replica_start_timeout: got 60, .* there are none"),
         ({"replicas": 1, "replica_start_timeout": 0}, "1 second or more"),
     ],
 )
@@ -129,3 +140,13 @@ def test_without_ray_each_command_says_what_to_install(words, monkeypatch, capsy
     monkeypatch.setattr("forerun.deploy.ray.installation.check_ray", absent)
     assert main(words) == 2
     assert "pip install 'forerun[ray]'" in capsys.readouterr().err
+
+
+def test_a_service_on_a_cluster_has_one_replica_where_nothing_else_is_said(monkeypatch):
+    seen = []
+    monkeypatch.setattr("forerun.deploy.ray.installation.check_ray", lambda: None)
+    monkeypatch.setattr(
+        "forerun.deploy.ray.service.deploy_on_cluster", lambda _spec, options, *_, **__: seen.append(options)
+    )
+    assert main(["deploy", "ray", "m", "--routing", "round-robin"]) == 0
+    assert [(one.replicas, one.routing) for one in seen] == [(1, "round-robin")]

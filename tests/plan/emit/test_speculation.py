@@ -34,6 +34,56 @@ def test_vllm_verifies_by_its_own_rule_where_forerun_matches_and_a_note_says_so(
         vllm_config(NGRAM | {"rejection_sample_method": "typical"})
 
 
+@pytest.mark.parametrize(
+    "others",
+    [
+        {"use_heterogeneous_vocab": True},
+        {"enable_adaptive_verification": False},
+        {"attention_backend": "FLASH_ATTN", "enforce_eager": True},
+        {"draft_sample_method": "probabilistic", "quantization": "fp8"},
+    ],
+)
+def test_vllm_gets_every_key_that_it_has(others):
+    """A server of vLLM's that was profiled is started so again."""
+    config = EAGLE3 | {"method": "draft_model"} | others
+    assert vllm_config(config) == config
+
+
+def test_vllm_gets_methods_that_forerun_lacks():
+    for method in ("ngram_gpu", "dspark"):
+        config = {"method": method, "num_speculative_tokens": 5}
+        assert vllm_config(config) == config
+    adaptive = {"method": "dspark", "num_speculative_tokens": 5, "enable_adaptive_verification": True}
+    assert vllm_config(adaptive) == adaptive
+
+
+def test_vllm_starts_with_no_mlp_speculator():
+    """It reads the configuration, and its engine has no such method."""
+    with pytest.raises(ConfigError, match=r"vLLM has no method .mlp_speculator.; may be ngram"):
+        vllm_config(EAGLE3 | {"method": "mlp_speculator"})
+
+
+@pytest.mark.parametrize(
+    ("others", "said"),
+    [
+        ({"draft_sample_method": "coupled"}, "draft_sample_method: got .coupled.; vLLM has greedy, probabilistic"),
+        ({"quantization": "int8"}, "quantization: got .int8. for the drafter, which forerun's kernels compute"),
+        ({"max_model_len": "1k"}, "max_model_len=.1k.; must be a whole number, at least 1, or null: give another"),
+        ({"max_model_len": 8192}, "max_model_len: got 8192, the target has 4096; vLLM refuses a longer one"),
+        ({"num_speculative_tokens": True}, "num_speculative_tokens: got True"),
+    ],
+)
+def test_values_that_vllm_lacks_are_refused(others, said):
+    with pytest.raises(ConfigError, match=said):
+        vllm_config(EAGLE3 | others, max_model_len=4096)
+
+
+def test_blocks_are_verified_in_the_newer_runner_of_vllm_alone_and_a_note_says_so():
+    notes = vllm_notes({"method": "suffix", "rejection_sample_method": "block"})
+    assert any("verifies blocks in its newer model runner alone" in note for note in notes)
+    assert not any("verifies blocks" in note for note in vllm_notes({"method": "eagle3"}))
+
+
 @pytest.mark.parametrize(("method", "name"), [("pard", "draft_model"), ("peagle", "eagle3")])
 def test_vllm_calls_drafters_of_one_pass_by_the_family_with_parallel_drafting(method, name):
     found = vllm_config(EAGLE3 | {"method": method})
@@ -70,6 +120,8 @@ def test_other_look_ups_are_said_where_they_are_not_refused():
     with pytest.raises(ConfigError, match="prompt_lookup"):
         sglang_options(NGRAM | WINDOW)
     assert trtllm_config(NGRAM | WINDOW)["max_matching_ngram_size"] == 5
+    with pytest.raises(ConfigError, match=r"prompt_lookup_max=.x.; must be a whole number"):
+        trtllm_config(NGRAM | {"prompt_lookup_max": "x"})
     assert all(ngram_notes(NGRAM | WINDOW, system) for system in ("SGLang", "TensorRT-LLM"))
     assert not ngram_notes(EAGLE3, "SGLang")
 
@@ -104,6 +156,11 @@ def test_sglang_drafts_a_chain_and_counts_the_last_token_among_the_verified_ones
         "speculative-eagle-topk": 1,
         "speculative-num-draft-tokens": 4,
     }
+
+
+@pytest.mark.parametrize("translate", [sglang_options, trtllm_config])
+def test_what_no_system_does_need_not_be_left_out(translate):
+    assert translate(NGRAM | {"enable_adaptive_verification": False}) == translate(NGRAM)
 
 
 def test_sglang_has_no_schedule():

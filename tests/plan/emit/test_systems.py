@@ -245,6 +245,8 @@ def test_a_note_names_each_path_that_a_container_lacks(system, tmp_path):
     named = [note.partition(" is a path")[0] for note in notes if "is a path" in note]
     assert named == ["./model.gguf", str(tmp_path / "head"), "tuned.json"]
     hub = emit(system, request(speculative_config=EAGLE3)).notes
+    own = {"method": "auto", "drafter": {"method": "eagle3", "model": str(tmp_path / "head")}}
+    assert any(str(tmp_path / "head") in note for note in emit(system, request(speculative_config=own)).notes)
     assert not any("is a path" in note for note in hub)
 
 
@@ -515,6 +517,29 @@ def test_dynamos_mocker_gets_conditional_rates_and_no_more_than_five(profile_fol
     assert any("--aic-nextn" in note for note in emission.notes)
 
 
+def test_what_dynamos_mocker_drafts_is_said_once(profile_folder):
+    longer = NGRAM | {"num_speculative_tokens": 8}
+    for rates, said in (
+        (None, ["mocker.sh drafts nothing: the plan has no acceptance rates; profile the method's acceptance"]),
+        ([0.5] * 2, ["mocker.sh drafts 2 tokens, the plan 8: the plan has no more acceptance rates (--aic-nextn)"]),
+        ([0.5] * 8, ["mocker.sh drafts 5 tokens, the plan 8: Dynamo's mocker has no more (--aic-nextn)"]),
+    ):
+        acceptance = None if rates is None else {"conditional_accept_rates": rates}
+        asked = request(speculative_config=longer, acceptance=acceptance, profile_folder=profile_folder)
+        assert [note for note in emit("dynamo", asked).notes if note.startswith("mocker.sh")] == said
+
+
+@pytest.mark.parametrize("model", ["org/Qwen3-30B-A3B-Instruct-2507-FP8-dynamic-and-more", "org/7B"])
+@pytest.mark.parametrize("plan", [PLAN, APART])
+def test_dynamos_names_are_short_enough_for_its_pods_and_begin_with_a_letter(model, plan, profile_folder):
+    """The operator refuses more than 45 characters of graph and component together, and makes services of them."""
+    asked = replace(request(plan, profile_folder=profile_folder), model=model)
+    _, graph = yaml.safe_load_all(emit("dynamo", asked).files["dynamo.yaml"])
+    name = graph["metadata"]["name"]
+    assert re.fullmatch("[a-z]([-a-z0-9]*[a-z0-9])?", name)
+    assert max(len(name + one["name"]) for one in graph["spec"]["components"]) <= 45
+
+
 def test_dynamos_mocker_has_engines_of_both_kinds_where_they_are_apart(profile_folder):
     emission = emit("dynamo", request(APART, profile_folder=profile_folder))
     prefill, decode = commands(emission.files["mocker.sh"])
@@ -532,6 +557,7 @@ def test_what_dynamos_planner_cannot_hold_of_an_sla_is_said(profile_folder):
         return " ".join(emit("dynamo", request(sla=sla, profile_folder=profile_folder)).notes)
 
     assert "no share of requests, as the plan's 90%" in notes(attainment=0.9)
+    assert "as the plan's 99.9%" in notes(attainment=0.999)
     assert "no limit of e2el, as the plan's 9000 ms" in notes(e2el=9.0)
     assert "no limit of 70 ms between two messages (icl)" in notes(icl=0.07)
     assert "itl_ms is the plan's limit of 70 ms between two messages" in notes(tpot=None, icl=0.07)

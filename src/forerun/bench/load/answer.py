@@ -27,7 +27,7 @@ class Chunk(NamedTuple):
 
 @dataclass(slots=True)
 class Answer:
-    """The answer to a request: times in seconds, token counts, and the text or the error."""
+    """The answer to a request: times in seconds, token counts (None: not known), and the text or the error."""
 
     request: LoadRequest
     started: float  # on the client's clock, when the request was sent
@@ -65,16 +65,16 @@ class Answer:
         return _gaps(self._chunks_with_text)
 
     @property
-    def weighted_chunks(self) -> list[tuple[float, float]]:
+    def weighted_chunks(self) -> list[tuple[float, float | None]]:
         """Seconds and tokens of each chunk.
 
         The tokens are the server's count of each chunk. Without such counts the answer's tokens are
-        spread evenly over its chunks.
+        spread evenly over its chunks; None where these are not known.
         """
         chunks = self._chunks_with_text
         counts = [chunk.num_tokens for chunk in chunks if chunk.num_tokens is not None]
         if len(counts) < len(chunks):
-            share = (self.num_output_tokens or 0) / len(chunks)
+            share = None if self.num_output_tokens is None else self.num_output_tokens / len(chunks)
             return [(chunk.seconds, share) for chunk in chunks]
         return [
             (chunk.seconds, float(now - before))
@@ -82,9 +82,11 @@ class Answer:
         ]
 
     @property
-    def counts_chunk_tokens(self) -> bool:
-        """Whether the server counted the tokens of every chunk."""
-        return all(chunk.num_tokens is not None for chunk in self.chunks)
+    def chunk_tokens_source(self) -> str | None:
+        """Where the tokens of each chunk come from: the server's usage, or an even spread; None: they are not known."""
+        if all(chunk.num_tokens is not None for chunk in self.chunks):
+            return "usage"
+        return None if self.num_output_tokens is None else "even"
 
     @property
     def _chunks_from_first_text(self) -> list[Chunk]:

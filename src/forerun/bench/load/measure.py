@@ -13,11 +13,12 @@ from functools import partial
 import aiohttp
 
 from forerun.bench.energy import Energy, EnergyMeter
-from forerun.bench.load.answer import LoadRequest
+from forerun.bench.load.answer import Answer, LoadRequest
 from forerun.bench.load.client import Endpoint, ask
 from forerun.bench.load.sender import Run, Sender
 from forerun.bench.load.server import DraftCounts, ServedModel, Server
 from forerun.bench.load.workload import Traffic
+from forerun.errors import ForerunError
 
 logger = logging.getLogger(__name__)
 
@@ -100,17 +101,22 @@ async def measure(load: Load, meter: EnergyMeter, bar: Bar) -> Measurement:
 def count_tokens(run: Run, encode: Callable[[], Callable[[str], list[int]]]) -> None:
     """Count the tokens of answers without usage; `encode` loads the tokenizer and is called only if there are any.
 
-    Raises:
-        ModelError: the tokenizer is needed and cannot be loaded.
+    Where it cannot be loaded their counts stay unknown, and what was measured is kept.
     """
     uncounted = [answer for answer in run.answers if answer.error is None and answer.num_output_tokens is None]
     if uncounted:
         logger.warning("%d answers came without usage: their text is counted by the tokenizer", len(uncounted))
-        to_ids = encode()
-        for answer in uncounted:
-            answer.num_output_tokens = len(to_ids(answer.text))
-            prompt, known = answer.request.prompt, answer.request.num_prompt_tokens
-            answer.num_prompt_tokens = len(to_ids(prompt)) if known is None and isinstance(prompt, str) else known
+        try:
+            _count_by(encode(), uncounted)
+        except ForerunError as error:
+            logger.warning("their tokens are not known, nor is what is computed by them: %s", error)
     for answer in run.answers:
         if answer.num_prompt_tokens is None:
             answer.num_prompt_tokens = answer.request.num_prompt_tokens
+
+
+def _count_by(to_ids: Callable[[str], list[int]], answers: Sequence[Answer]) -> None:
+    for answer in answers:
+        answer.num_output_tokens = len(to_ids(answer.text))
+        prompt, known = answer.request.prompt, answer.request.num_prompt_tokens
+        answer.num_prompt_tokens = len(to_ids(prompt)) if known is None and isinstance(prompt, str) else known

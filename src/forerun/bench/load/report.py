@@ -82,7 +82,7 @@ class Report:
             "schema_version": SCHEMA_VERSION,
             "energy": found.energy.to_json(
                 output_tokens=self.figures.total_output,
-                total_tokens=self.figures.total_input + self.figures.total_output,
+                total_tokens=self.figures.total_tokens,
                 requests=self.figures.completed,
             ),
             "environment": self._environment(),
@@ -100,11 +100,9 @@ class Report:
         }
 
     def _chunk_tokens_source(self) -> str | None:
-        """Where the tokens of each chunk come from: the server's usage, or an even spread over the chunks."""
-        counted = {answer.counts_chunk_tokens for answer in self.measurement.run.answers if answer.error is None}
-        if len(counted) == 2:
-            return "mixed"
-        return None if not counted else "usage" if counted.pop() else "even"
+        """Where the tokens of each chunk come from; see `Answer`."""
+        sources = {answer.chunk_tokens_source for answer in self.measurement.run.answers if answer.error is None}
+        return "mixed" if len(sources) > 1 else next(iter(sources), None)
 
     def _details(self) -> dict[str, Any]:
         """vLLM's arrays, one entry per request."""

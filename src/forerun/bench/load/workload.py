@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from forerun.errors import ConfigError
 
@@ -17,6 +17,14 @@ Backend = Literal["openai", "openai-chat"]
 DatasetName = Literal["random", "sharegpt", "custom", "prefix_repetition", "spec_bench"]
 
 FROM_FILES = ("sharegpt", "custom", "spec_bench")
+OWNERS: Mapping[str, tuple[str, ...]] = {
+    "input_len": ("random",),
+    "disable_shuffle": ("prefix_repetition", *FROM_FILES),
+    "no_oversample": FROM_FILES,
+    "skip_chat_template": ("custom", "spec_bench"),
+}
+"""Datasets that have an option, where its name does not say so."""
+
 LENGTH_FROM_FILE = -1  # an output length that each line of the file gives
 
 
@@ -77,6 +85,7 @@ class Dataset:
             ):
                 raise ConfigError(f"{field.name}: got {value}; must be {least} or more")
         self._refuse_options_of_other_datasets()
+        self._refuse_two_lengths()
         if (self.dataset_path is None) == (self.dataset_name in FROM_FILES):
             wanted = "missing; give a file" if self.dataset_path is None else f"got {self.dataset_path}; leave it out"
             raise ConfigError(f"dataset_path, with dataset_name {self.dataset_name!r}: {wanted}")
@@ -90,14 +99,22 @@ class Dataset:
     def _refuse_options_of_other_datasets(self) -> None:
         """Refuse options that this dataset would ignore."""
         for field in fields(self):
-            owner = next(
-                (n for n in ("random", "prefix_repetition", *FROM_FILES) if field.name.startswith(f"{n}_")), None
-            )
-            if field.name == "input_len":
-                owner = "random"
-            if owner not in (None, self.dataset_name) and getattr(self, field.name) != field.default:
+            owners = OWNERS.get(field.name) or [
+                name for name in get_args(DatasetName) if field.name.startswith(f"{name}_")
+            ]
+            if owners and self.dataset_name not in owners and getattr(self, field.name) != field.default:
                 raise ConfigError(
                     f"{field.name}: given with dataset_name {self.dataset_name!r}, which has no such thing; leave it out"
+                )
+
+    def _refuse_two_lengths(self) -> None:
+        """Refuse a length that is given by both of its names, of which one would be ignored."""
+        defaults = {field.name: field.default for field in fields(self)}
+        for name in ("input_len", "output_len"):
+            own = f"{self.dataset_name}_{name}"
+            if getattr(self, name) is not None and getattr(self, own, None) != defaults.get(own):
+                raise ConfigError(
+                    f"{name}: got {getattr(self, name)}, and {own} {getattr(self, own)}, which is the same; give one"
                 )
 
     @property
@@ -174,6 +191,11 @@ class Traffic:
             if vars(self)[name] == math.inf:
                 raise ConfigError(f"{name}: got inf; must be a number")
         self._check_ramp()
+        if self.burstiness != 1.0 and not self.has_rate:
+            raise ConfigError(
+                f"burstiness: got {self.burstiness:g}, and there is no rate, of whose gaps it is the shape; give request_rate or a "
+                "ramp-up too, or leave it out"
+            )
         if self.is_closed_loop and self.max_concurrency is None:
             raise ConfigError(
                 "duration: got no limit on what is sent in that time; give request_rate, max_concurrency or a ramp-up too"

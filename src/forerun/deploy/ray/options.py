@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
 
@@ -18,7 +19,7 @@ class ReplicaOptions:
     """Engines behind one address, on Ray Serve (extra "ray").
 
     Raises:
-        ConfigError: a value is out of range, or the options for scaling are not complete.
+        ConfigError: a value is out of range, the options for scaling are not complete, or one is given where it says nothing.
     """
 
     replicas: int | None = None
@@ -40,32 +41,46 @@ class ReplicaOptions:
 
     def __post_init__(self) -> None:
         if self.replicas is None:
-            self._refuse_alone()
+            others = [field.name for field in fields(self) if field.name != "replicas"]
+            self._refuse(*others, says="is for replicas, and there are none; give --replicas 1 or more")
             return
         if self.replicas < 1:
             raise ConfigError(f"replicas: got {self.replicas}; must be 1 or more")
+        if not 0.0 < self.scaling_interval < math.inf:
+            raise ConfigError(f"scaling_interval: got {self.scaling_interval:g}; must be above 0 seconds")
+        if self.replica_start_timeout < 1:
+            raise ConfigError(f"replica_start_timeout: got {self.replica_start_timeout}; must be 1 second or more")
         scales = [self.max_replicas is not None, self.scaling_profile is not None, self.sla is not None]
         if any(scales) and not all(scales):
             raise ConfigError(
                 "max_replicas, scaling_profile, sla: the planner needs all three to choose how many replicas there are; "
                 "give them all, or none"
             )
-        if self.max_replicas is not None and self.max_replicas < self.replicas:
+        if self.max_replicas is None:
+            self._refuse(
+                "scaling_interval", "scaling_predictor", says="is for replicas that scale; give --max-replicas"
+            )
+        elif self.max_replicas < self.replicas:
             raise ConfigError(f"max_replicas: got {self.max_replicas}; must be at least --replicas, {self.replicas}")
-        if self.scaling_interval <= 0:
-            raise ConfigError(f"scaling_interval: got {self.scaling_interval:g}; must be above 0 seconds")
-        if self.replica_start_timeout < 1:
-            raise ConfigError(f"replica_start_timeout: got {self.replica_start_timeout}; must be 1 second or more")
 
-    def _refuse_alone(self) -> None:
-        for name in ("max_replicas", "scaling_profile", "sla"):
-            if getattr(self, name) is not None:
-                raise ConfigError(f"{name}: says how replicas scale, and there are none; give --replicas 1 or more")
+    def _refuse(self, *names: str, says: str) -> None:
+        """Refuse options that are not as by default where they would be ignored."""
+        for field in fields(self):
+            if field.name in names and getattr(self, field.name) != field.default:
+                raise ConfigError(f"{field.name}: got {getattr(self, field.name)}, which {says}, or leave it out")
 
     @property
     def most(self) -> int:
         """Replicas that there may be."""
         return self.max_replicas or self.replicas or 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceOptions(ReplicaOptions):
+    """The same of a service on a cluster, which has one replica where nothing else is said."""
+
+    replicas: int | None = 1
+    """Engines to serve with, each in a process of its own."""
 
 
 def usable_cores() -> int:

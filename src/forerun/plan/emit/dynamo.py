@@ -34,6 +34,7 @@ NIXL_PORTS = {"prefill": 20097, "decode": 5600}
 """Ports at which engines of one machine tell where their KV lies: of Dynamo's own example, and vLLM's default."""
 
 MOST_MOCKED_TOKENS = 5  # drafted ones of a step, of Dynamo's mocker
+MOST_NAME = 45  # characters of a graph's name and of a component's, which the operator refuses beyond: pods are named after both
 
 
 class _Worker(NamedTuple):
@@ -191,23 +192,24 @@ def _mocker_words(request: EmitRequest, measured: int | None, worker: _Worker) -
     words += [] if worker.mode is None else ["--disaggregation-mode", worker.mode]
     words += ["--max-num-seqs", str(engine.max_num_seqs), "--max-model-len", str(engine.max_model_len)]
     words += ["--max-num-batched-tokens", str(engine.max_num_batched_tokens), "--block-size", str(engine.block_size)]
-    rates = (request.plan.acceptance or {}).get("conditional_accept_rates", [])
-    length = min(_num_drafted(request), MOST_MOCKED_TOKENS, len(rates))
-    if length and worker.mode != "prefill":
-        words += [
-            "--aic-nextn",
-            str(length),
-            "--aic-nextn-accept-rates",
-            ",".join(f"{rate:g}" for rate in rates[:length]),
-        ]
+    rates = _mocked_rates(request)
+    if rates and worker.mode != "prefill":
+        shown = ",".join(f"{rate:g}" for rate in rates)
+        words += ["--aic-nextn", str(len(rates)), "--aic-nextn-accept-rates", shown]
     return words
+
+
+def _mocked_rates(request: EmitRequest) -> list[float]:
+    """The chance of each token that the mocker drafts, which has no more than five."""
+    rates: list[float] = (request.plan.acceptance or {}).get("conditional_accept_rates", [])
+    return rates[: min(_num_drafted(request), MOST_MOCKED_TOKENS)]
 
 
 def _sla_notes(request: EmitRequest) -> list[str]:
     """What of the SLA Dynamo's planner does not hold."""
     sla = request.plan.sla
     notes = [
-        f"Dynamo's planner holds mean latencies against the limits: it has no share of requests, as the plan's {sla.attainment:.0%}"
+        f"Dynamo's planner holds mean latencies against the limits: it has no share of requests, as the plan's {100 * sla.attainment:g}%"
     ]
     if sla.e2el is not None:
         notes.append(f"Dynamo's planner has no limit of e2el, as the plan's {1e3 * sla.e2el:g} ms: it is left out")
@@ -224,13 +226,12 @@ def _sla_notes(request: EmitRequest) -> list[str]:
 
 def _traps(request: EmitRequest, measured: int | None) -> list[str]:
     notes = []
-    length = _num_drafted(request)
-    if length > MOST_MOCKED_TOKENS:
-        notes.append(
-            f"mocker.sh drafts {MOST_MOCKED_TOKENS} tokens, the plan {length}: Dynamo's mocker has no more (--aic-nextn)"
-        )
-    if length and not (request.plan.acceptance or {}).get("conditional_accept_rates"):
+    length, mocked = _num_drafted(request), len(_mocked_rates(request))
+    if length and not mocked:
         notes.append("mocker.sh drafts nothing: the plan has no acceptance rates; profile the method's acceptance")
+    elif mocked < length:
+        why = "Dynamo's mocker has no more" if mocked == MOST_MOCKED_TOKENS else "the plan has no more acceptance rates"
+        notes.append(f"mocker.sh drafts {mocked} tokens, the plan {length}: {why} (--aic-nextn)")
     if measured not in (None, length):
         notes.append(
             f"the planner's and the mocker's latencies are those of {measured} drafted tokens: {length}, as planned, were "
@@ -303,9 +304,16 @@ def _graph(request: EmitRequest, version: str, spec: dict[str, Any]) -> dict[str
     return {
         "apiVersion": f"nvidia.com/{version}",
         "kind": "DynamoGraphDeployment",
-        "metadata": {"name": request.name},
+        "metadata": {"name": _graph_name(request)},
         "spec": spec,
     }
+
+
+def _graph_name(request: EmitRequest) -> str:
+    """The deployment's name: with the name of a component it has 45 characters at most, and begins with a letter."""
+    name = request.name if request.name[0].isalpha() else f"model-{request.name}"
+    longest = max(len(worker.name) for worker in _workers(request))
+    return name[: MOST_NAME - longest].rstrip("-")
 
 
 def _launch_script(request: EmitRequest, workers: list[_Worker]) -> str:

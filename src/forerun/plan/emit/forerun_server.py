@@ -296,13 +296,19 @@ def _image_notes(request: EmitRequest) -> tuple[str, ...]:
 
 def _path_notes(request: EmitRequest) -> tuple[str, ...]:
     """What the containers do not have: files and folders of this machine."""
-    config = request.plan.speculative_config or {}
-    drafters = (config, *(config.get("drafters") or ()))
-    models = (request.model, *(one.get("model") for one in drafters if isinstance(one, dict)))
+    models = (request.model, *_models_of(request.plan.speculative_config))
     paths = [model for model in models if isinstance(model, str) and _is_path(model)]
     table = request.plan.engine.kernel_settings.get("kernel_table")
     paths += [] if table is None else [table]
     return tuple(f"{path} is a path, and nothing is mounted there: mount it into the containers" for path in paths)
+
+
+def _models_of(config: Any) -> list[Any]:
+    """The model of a drafter, and those of the drafters that it has."""
+    if not isinstance(config, dict):
+        return []
+    parts = (config.get("drafter"), *(config.get("drafters") or ()))
+    return [config.get("model"), *(model for part in parts for model in _models_of(part))]
 
 
 def _is_path(model: str) -> bool:

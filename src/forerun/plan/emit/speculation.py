@@ -8,28 +8,38 @@ from typing import Any, NamedTuple, NoReturn
 
 from forerun.engine.speculation import FixedLength, Schedule
 from forerun.errors import ConfigError
+from forerun.plan.emit.emission import FORERUN_FORMATS
+from forerun.plan.record_types import check_count, check_schedule
 
 SCHEDULE = "num_speculative_tokens_per_batch_size"
 ADAPTIVE = "enable_adaptive_verification"
 SAMPLING = "rejection_sample_method"
 
-WITH_KV = frozenset({"draft_model", "pard", "eagle", "eagle3", "peagle", "mtp", "dflash"})
+WITH_KV = frozenset({"draft_model", "pard", "eagle", "eagle3", "peagle", "mtp", "dflash", "dspark"})
 """Methods whose drafter has a KV cache of its own."""
 
 VLLM_NAMES = {"pard": "draft_model", "peagle": "eagle3"}
 """Methods that vLLM calls by another name, with `parallel_drafting`."""
 
 VLLM_METHODS = (
-    *("ngram", "suffix", "draft_model", "pard", "eagle", "eagle3", "peagle", "medusa", "mlp_speculator", "mtp"),
-    "dflash",
+    *("ngram", "ngram_gpu", "suffix", "draft_model", "pard", "eagle", "eagle3", "peagle", "medusa", "mtp"),
+    *("dflash", "dspark"),
 )
+"""Those that its engine runs: of `mlp_speculator` it reads the configuration alone, and does not start.
+
+forerun has not all of them: a profiled server of vLLM's may have run the others.
+"""
+
 VLLM_KEYS = frozenset(
     {
         *("method", "model", "num_speculative_tokens", SCHEDULE, "draft_tensor_parallel_size", "quantization"),
         *("max_model_len", "revision", "code_revision", "prompt_lookup_min", "prompt_lookup_max", "parallel_drafting"),
         *("suffix_decoding_max_tree_depth", "suffix_decoding_max_cached_requests", "suffix_decoding_max_spec_factor"),
         *("suffix_decoding_min_token_prob", "rejection_sample_method", "draft_sample_method"),
-        *("synthetic_acceptance_rates", "synthetic_acceptance_length"),
+        *("synthetic_acceptance_rates", "synthetic_acceptance_length", ADAPTIVE, "enforce_eager", "moe_backend"),
+        *("kv_cache_dtype", "draft_load_config", "attention_backend", "index_share_for_mtp_iteration"),
+        *("disable_padded_drafter_batch", "disable_eagle_block_drop", "use_local_argmax_reduction"),
+        *("use_heterogeneous_vocab", "dspark_draft_topk"),
     }
 )
 """Of vLLM 0.32's `SpeculativeConfig`, which refuses others."""
@@ -54,7 +64,13 @@ TRTLLM_TYPES = {
 }
 """`decoding_type` of TensorRT-LLM's PyTorch backend, tensorrt_llm/llmapi/llm_args.py of 2026-11."""
 
-VLLM_SAMPLING = ("standard", "block", "synthetic")
+VLLM_VALUES = {SAMPLING: ("standard", "block", "synthetic"), "draft_sample_method": ("greedy", "probabilistic")}
+"""What keys may be that forerun has more values for, vLLM's own default first."""
+
+VLLM_ON_V1 = ("suffix", "medusa", "pard", "peagle")
+"""Methods for which vLLM falls back to its older model runner."""
+
+GIVE_ANOTHER = "give another with --speculative-config"
 
 Config = Mapping[str, Any]
 
@@ -66,6 +82,27 @@ class _Drafts(NamedTuple):
     model: str | None
     length: int  # K
     schedule: Schedule
+
+
+def check_schedule_of(config: Config) -> None:
+    """Refuse a schedule of draft lengths that is none, or whose ranges no system takes.
+
+    Raises:
+        ConfigError: an entry is of another type, or batch sizes do not begin at 1 and rise.
+    """
+    what, end = "speculative_config", 0
+    check_schedule(what, SCHEDULE, config[SCHEDULE], do=GIVE_ANOTHER)
+    for first, last, length in config[SCHEDULE]:
+        if not end < first <= last or (end == 0 and first != 1) or length < 0:
+            raise ConfigError(
+                f"{what}: got {SCHEDULE} with {[first, last, length]}; batch sizes must begin at 1 and rise from range to range, "
+                f"and lengths be 0 or more: {GIVE_ANOTHER}"
+            )
+        end = last
+    if end == 0:
+        raise ConfigError(
+            f"{what}: got {SCHEDULE}=[]; must have a range of batch sizes: {GIVE_ANOTHER}, or leave it out"
+        )
 
 
 def vllm_config(config: Config, *, max_model_len: int | None = None) -> dict[str, Any]:
@@ -83,12 +120,12 @@ def vllm_config(config: Config, *, max_model_len: int | None = None) -> dict[str
     method = config.get("method")
     if method not in VLLM_METHODS:
         _refuse_method(config, "vLLM", VLLM_METHODS)
+    if config.get(ADAPTIVE) and method != "dspark":
+        raise ConfigError(
+            f"{ADAPTIVE}: vLLM chooses lengths by itself for method 'dspark' only; give a fixed length or a schedule "
+            "by batch size with --speculative-config"
+        )
     for key in config:
-        if key == ADAPTIVE:
-            raise ConfigError(
-                f"{ADAPTIVE}: vLLM chooses lengths by itself for method 'dspark' only; give a fixed length or a schedule "
-                "by batch size with --speculative-config"
-            )
         if key not in VLLM_KEYS:
             _refuse_key(key, "vLLM", VLLM_KEYS)
     _length(config, "vLLM")
@@ -96,13 +133,24 @@ def vllm_config(config: Config, *, max_model_len: int | None = None) -> dict[str
     found = {key: [list(one) for one in value] if key == SCHEDULE else value for key, value in config.items()}
     if found.get(SAMPLING) == "matching":
         del found[SAMPLING]
-    elif found.get(SAMPLING, VLLM_SAMPLING[0]) not in VLLM_SAMPLING:
-        raise ConfigError(
-            f"{SAMPLING}: got {found[SAMPLING]!r}; vLLM has {', '.join(VLLM_SAMPLING)}: give one with --speculative-config"
-        )
+    _check_values(found)
     if method in VLLM_NAMES:
         found |= {"method": VLLM_NAMES[method], "parallel_drafting": True}
     return found
+
+
+def _check_values(config: Config) -> None:
+    """Refuse what forerun has for a key of vLLM's, and vLLM has not."""
+    if config.get("quantization") in FORERUN_FORMATS:
+        raise ConfigError(
+            f"quantization: got {config['quantization']!r} for the drafter, which forerun's kernels compute; vLLM has its own formats: "
+            "leave it out with --speculative-config"
+        )
+    for key, known in VLLM_VALUES.items():
+        if config.get(key, known[0]) not in known:
+            raise ConfigError(
+                f"{key}: got {config[key]!r}; vLLM has {', '.join(known)}: give one with --speculative-config"
+            )
 
 
 def vllm_notes(config: Config | None) -> list[str]:
@@ -115,6 +163,11 @@ def vllm_notes(config: Config | None) -> list[str]:
         notes.append(
             "vLLM verifies by rejection sampling, forerun by matching: both keep the target's distribution, but a "
             "seed gives another text there"
+        )
+    if config.get(SAMPLING) == "block":
+        notes.append(
+            "vLLM verifies blocks in its newer model runner alone: where it falls back to the older one, as for the methods "
+            f"{', '.join(VLLM_ON_V1)}, it does as with standard, without a word"
         )
     if config.get(SCHEDULE):
         notes.append(f"vLLM ignores {SCHEDULE} with --data-parallel-size above 1: run engines apart instead")
@@ -162,6 +215,8 @@ def trtllm_config(config: Config, *, max_num_seqs: int) -> dict[str, Any]:
     if drafts.model is not None:
         options["speculative_model"] = drafts.model
     if drafts.method == "ngram":
+        for key in ("prompt_lookup_min", "prompt_lookup_max"):
+            check_count("speculative_config", key, config.get(key), least=1, or_none=True, do=GIVE_ANOTHER)
         options["max_matching_ngram_size"] = config.get("prompt_lookup_max") or config.get("prompt_lookup_min") or 5
     if drafts.method == "mtp":
         options["num_nextn_predict_layers"] = drafts.length  # what releases before 1.3 read instead of max_draft_len
@@ -214,7 +269,7 @@ def _read(config: Config, system: str, methods: Mapping[str, str], *, own_keys: 
         _refuse_method(config, system, methods)
     known = {"method", "model", "num_speculative_tokens", SCHEDULE, *own_keys}
     for key, value in config.items():
-        if key not in known and (key, value) != (SAMPLING, "matching"):
+        if key not in known and (key, value) not in ((SAMPLING, "matching"), (ADAPTIVE, False)):
             _refuse_key(key, system, known)
     model = config.get("model")
     if model is None and method in WITH_KV - {"mtp"}:
@@ -225,18 +280,25 @@ def _read(config: Config, system: str, methods: Mapping[str, str], *, own_keys: 
 def _length(config: Config, system: str) -> int:
     """K."""
     length = config.get("num_speculative_tokens")
-    if not isinstance(length, int) or length < 1:
+    if type(length) is not int or length < 1:
         raise ConfigError(f"num_speculative_tokens: got {length!r}; {system} wants a number from 1: give it")
     return length
 
 
 def _check_drafter_length(config: Config, max_model_len: int | None) -> None:
     longest = config.get("max_model_len")
-    if longest is not None and max_model_len is not None and longest < max_model_len:
-        raise ConfigError(
-            f"speculative_config: max_model_len: got {longest}, the target has {max_model_len}; of longer texts nothing "
-            "that is drafted would stand: leave it out with --speculative-config, or plan for shorter texts"
-        )
+    check_count("speculative_config", "max_model_len", longest, least=1, or_none=True, do=GIVE_ANOTHER)
+    if longest is None or max_model_len is None or longest == max_model_len:
+        return
+    why = (
+        "of longer texts nothing that is drafted would stand"
+        if longest < max_model_len
+        else "vLLM refuses a longer one"
+    )
+    raise ConfigError(
+        f"speculative_config: max_model_len: got {longest}, the target has {max_model_len}; {why}: leave it out with "
+        "--speculative-config, or plan for texts of that length"
+    )
 
 
 def _refuse_method(config: Config, system: str, methods: Any) -> NoReturn:

@@ -11,10 +11,9 @@ from forerun.plan.emit.emission import Emission, EmitRequest
 from forerun.plan.emit.forerun_server import compose, forerun, kubernetes
 from forerun.plan.emit.ray import ray
 from forerun.plan.emit.sglang import sglang
-from forerun.plan.emit.speculation import SCHEDULE
+from forerun.plan.emit.speculation import SCHEDULE, check_schedule_of
 from forerun.plan.emit.trtllm import trtllm
 from forerun.plan.emit.vllm import vllm
-from forerun.plan.record_types import check_schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +72,5 @@ def emit(system: str, request: EmitRequest) -> Emission:
             f"speculative_config: got method {config.get('method')!r}; the plan must name one: give it with --speculative-config"
         )
     if config is not None and SCHEDULE in config:
-        do = "give another with --speculative-config"
-        check_schedule("speculative_config", SCHEDULE, config[SCHEDULE], do=do)
+        check_schedule_of(config)
     return asked.write(request)
