@@ -215,6 +215,8 @@ class AdaptiveLength:
 
     def limit_of(self, sequence: SpeculationStats, limit: int, *, num_verifying: int) -> int:
         """`limit`, or nothing where drafts have cost the sequence too much: short texts have no time to make up for it."""
+        if not limit:
+            return 0
         num_tokens = sequence.num_steps + sequence.num_accepted_tokens
         lost = self._prices.lost_to(sequence, num_verifying)
         return limit if lost <= MOST_LOST + LOST_SHARE * num_tokens else 0
