@@ -1,8 +1,9 @@
-"""Times the look-ups of drafts on recorded texts, and the choice of what is verified; and what a long prompt costs.
+"""Times the look-ups of drafts on recorded texts, and the decision of what is verified; and what a long prompt costs.
 
 Run: python -m benchmarks.lookup_times RECORDING [--sequences 1 8 32 64] [--plain]
 RECORDING is a file of `forerun bench replay`. Each sequence commits a token a step, and gets a draft of at most 16
-nodes; medians over all steps. --plain times the definitions in Python instead of the compiled look-ups.
+nodes, as far as they may pay on a typical processor; medians over all steps. A decision is what an engine asks of `AdaptiveLength` in a step: how much of each draft is
+verified, and how much is drafted for each sequence then. --plain times the definitions in Python instead of the compiled look-ups.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import numpy as np
 
 from forerun.core.sampling_params import SamplingParams
 from forerun.core.sequence import Sequence
+from forerun.core.stats import SpeculationStats
 from forerun.drafters.base import DraftContext, DraftRequest, TargetInfo, VerifiedRows
 from forerun.drafters.lookup.algorithms import PlainLookup, best_lookup
 from forerun.drafters.lookup.drafter import LookupDrafter
@@ -41,12 +43,13 @@ def sequence(number: int, prompt_ids: list[int], output_ids: list[int]) -> Seque
 
 
 def time_steps(texts: list[dict[str, Any]], num_sequences: int, *, is_plain: bool) -> dict[str, float]:
-    """Run batches of texts in lockstep; microseconds per step of `learn`, `propose` and `choose`, and nodes per draft."""
+    """Run batches of texts in lockstep; microseconds per step of `learn`, `propose` and the decision, and nodes per draft."""
     lookup, control = drafter(is_plain=is_plain), AdaptiveLength(MAX_NODES)
     learning: list[float] = []
     drafting: list[float] = []
-    choosing: list[float] = []
-    num_nodes = 0
+    deciding: list[float] = []
+    stats = [SpeculationStats() for _ in range(num_sequences)]
+    num_nodes, limit = 0, MAX_NODES
     for first in range(0, max(len(texts) - num_sequences, 1), num_sequences):
         batch = (texts * num_sequences)[first : first + num_sequences]
         running = [sequence(first + i, text["prompt"], text["answer"][:1]) for i, text in enumerate(batch)]
@@ -63,16 +66,22 @@ def time_steps(texts: list[dict[str, Any]], num_sequences: int, *, is_plain: boo
                 candidate_logits=np.array([text["logprobs"][place] for text in batch], dtype=np.float32),
                 salts=[(row, row + 1, None) for row in range(num_sequences)],
             )
-            context = DraftContext(requests=[DraftRequest(one, MAX_NODES, MAX_NODES) for one in running])
+            least = control.min_survival
+            requests = [DraftRequest(one, limit, MAX_NODES, min_survival=least) for one in running]
             start = time.perf_counter()
             lookup.learn(rows)
             learnt = time.perf_counter()
-            drafts = lookup.propose(context)
+            drafts = lookup.propose(DraftContext(requests=requests))
             drafting.append(1e6 * (time.perf_counter() - learnt))
             num_tokens = sum(map(len, running))
-            start = time.perf_counter()
-            control.choose(drafts, num_rows=num_sequences, num_sequences=num_sequences, num_context_tokens=num_tokens)
-            choosing.append(1e6 * (time.perf_counter() - start))
+            chosen = time.perf_counter()
+            lengths = control.choose(
+                drafts, num_rows=num_sequences, num_sequences=num_sequences, num_context_tokens=num_tokens
+            )
+            limit = control.draft_limit(num_sequences)
+            for of_sequence, length in zip(stats, lengths, strict=True):
+                control.limit_of(of_sequence, limit, num_verifying=length)
+            deciding.append(1e6 * (time.perf_counter() - chosen))
             learning.append(1e6 * (learnt - start))
             num_nodes += sum(map(len, drafts))
         for one in running:
@@ -80,7 +89,7 @@ def time_steps(texts: list[dict[str, Any]], num_sequences: int, *, is_plain: boo
     return {
         "learn": statistics.median(learning),
         "propose": statistics.median(drafting),
-        "choose": statistics.median(choosing),
+        "decide": statistics.median(deciding),
         "nodes": num_nodes / len(drafting) / num_sequences,
     }
 
@@ -110,7 +119,7 @@ def main() -> None:
     for num_sequences in options.sequences:
         found = time_steps(texts, num_sequences, is_plain=options.plain)
         print(
-            f"{num_sequences} sequences: learn {found['learn']:.0f} us, propose {found['propose']:.0f} us, choose {found['choose']:.0f} us a step; "
+            f"{num_sequences} sequences: learn {found['learn']:.0f} us, propose {found['propose']:.0f} us, decide {found['decide']:.0f} us a step; "
             f"{found['nodes']:.1f} nodes a draft"
         )
     print(f"prompt of {LONG_PROMPT} tokens: {time_long_prompt(is_plain=options.plain):.1f} ms")

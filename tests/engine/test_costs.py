@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import numpy as np
@@ -73,9 +74,34 @@ def test_a_fit_is_where_the_next_engine_begins():
     costs = StepCosts()
     run(costs, STEEP, num_steps=600)
     again = StepCosts(costs.weights)
-    assert ratios(again) == ratios(costs)
+    assert ratios(again) == pytest.approx(ratios(costs))
+    assert again.of_rows(1) + again.beside_rows(1, 0) == pytest.approx(1.0)
     run(again, STEEP, num_steps=100)
     assert ratios(again) == pytest.approx(ratios(costs), rel=0.1)
+
+
+@pytest.mark.parametrize(("num_sequences", "seed"), [(4, 7), (8, 4), (16, 6), (16, 7)])
+def test_a_speed_that_swings_leads_to_no_wasted_rows(num_sequences, seed):
+    """A trial that met a quick moment would make rows seem free for ever, were times compared with their mean."""
+    costs, rng, speed = StepCosts(), random.Random(seed), 1.0
+    counts = range(num_sequences, 25 * num_sequences, max(1, num_sequences // 8))
+    beside = costs.beside_rows
+
+    def tokens(num_rows):  # each further row brings less
+        return num_sequences * (3 - 2 * math.exp(-(num_rows - num_sequences) / (2 * num_sequences)))
+
+    def cost(num_rows):
+        return float(np.interp(num_rows, (*ROWS, 1024), (*FLAT, 88.0)))
+
+    written = taken = 0.0
+    for step in range(400):
+        speed = rng.choice([1.0, 1.8]) if rng.random() < 0.1 else speed
+        num_rows = max(counts, key=lambda n: tokens(n) / (costs.of_rows(n) + beside(num_sequences, 0)))
+        num_rows += num_sequences // 2 * (step % 16 == 15)  # a trial
+        seconds = 0.005 * speed * cost(num_rows) * rng.lognormvariate(0, 0.1)
+        costs.observe(num_rows=num_rows, num_sequences=num_sequences, num_context_tokens=0, seconds=seconds)
+        written, taken = written + tokens(num_rows), taken + cost(num_rows)
+    assert written / taken > 0.85 * max(tokens(n) / cost(n) for n in counts)
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf"), 1e6, 1e-9])
@@ -118,7 +144,7 @@ def test_what_cannot_save_time_leaves_its_place_to_the_others():
     assert costs.weights[SEQUENCE] == 0.0
     for num_rows, num_sequences in ((16, 16), (12, 12), (24, 8)):
         found = costs.unit * (costs.of_rows(num_rows) + costs.beside_rows(num_sequences, 0))
-        assert found == pytest.approx(seconds(num_rows, num_sequences), rel=0.25)
+        assert found == pytest.approx(seconds(num_rows, num_sequences), rel=0.3)
 
 
 def test_what_a_kind_of_step_costs_is_known_for_a_while():

@@ -16,7 +16,7 @@ from forerun.engine.costs import PRIOR, PRIORS, StepCosts
 
 logger = logging.getLogger(__name__)
 
-VERSION = 2
+VERSION = 3
 """To be raised whenever the meaning of `StepCosts.weights` changes."""
 
 

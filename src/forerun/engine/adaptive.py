@@ -9,9 +9,6 @@ from itertools import chain
 from operator import mul
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
 from forerun.core.depth_rates import DepthRates
 from forerun.core.draft import Draft
 from forerun.core.stats import SpeculationStats
@@ -29,8 +26,6 @@ LEAST_SURVIVAL = 0.01
 
 MOST_SHARING = 64
 """Rows that may share the price of a jump of the costs."""
-
-COUNTS = np.arange(1.0, MOST_SHARING + 1.0)
 
 AVERAGED_OVER = 64  # steps, in the running gain of drafting
 FIRST_PAUSE, LONGEST_PAUSE = 32, 1024  # steps without drafting after it did not pay
@@ -244,45 +239,33 @@ class AdaptiveLength:
         of_prompts = self.costs.of_rows(num_rows) - self.costs.of_rows(num_sequences)
         beside = self.costs.beside_rows(num_sequences, num_context_tokens) - of_prompts
         step = _Undrafted(num_rows, num_sequences, beside)
-        most_drafted = sum(map(len, chances))
+        ranked = sorted(chain.from_iterable(chances), reverse=True)
         if self._most_rows is not None and num_rows <= self._most_rows:
-            most_drafted = min(most_drafted, self._most_rows - num_rows)
-            if not most_drafted:
+            del ranked[self._most_rows - num_rows :]
+            if not ranked:
                 return [0] * len(drafts)
-        if len(drafts) == 1:
-            return [self._choose_of_one(chances[0][:most_drafted], step)]
-        each = np.fromiter(map(len, chances), dtype=np.int64, count=len(chances))
-        flat = np.fromiter(chain.from_iterable(chances), dtype=np.float64)
-        order = np.argsort(-flat, kind="stable")[:most_drafted]  # of equal chances a draft's earlier node comes first
-        tokens = np.cumsum(flat[order])
-        tokens += num_sequences
-        costs = self._costs_after(step, most_drafted)
-        rates = tokens / costs[1:-1]
-        most = int(rates.argmax())
-        best = most + 1 if rates[most] * costs[0] > num_sequences else 0
-        gained = float(tokens[best - 1]) if best else float(num_sequences)
-        self._last_price = self._row_price(gained / float(costs[best]), step.num_rows + best, num_drafted=best)
-        best = self._to_try(best, most_drafted, step)
-        owners = np.repeat(np.arange(len(chances)), each)
-        lengths: list[int] = np.bincount(owners[order[:best]], minlength=len(chances)).tolist()
+        best, rate = self._most_for_its_cost(ranked, step)
+        self._last_price = self._row_price(rate, num_rows + best, num_drafted=best)
+        best = self._to_try(best, len(ranked), step)
+        lengths = _lengths(chances, ranked[:best])
         self._note_choice(chances, lengths, step)
         return lengths
 
-    def _choose_of_one(self, chances: Sequence[float], step: _Undrafted) -> int:
-        """The choice for one sequence, in a few microseconds."""
-        of_rows, num_rows = self.costs.of_rows, step.num_rows
-        beside = step.beside + self._draft_cost(1)
-        tokens = 1.0
-        best, best_rate = 0, 1.0 / (of_rows(num_rows) + beside)
-        for number, chance in enumerate(chances, 1):
+    def _most_for_its_cost(self, ranked: Sequence[float], step: _Undrafted) -> tuple[int, float]:
+        """How many nodes to verify, the likeliest first, and the tokens for the cost of such a step.
+
+        Plain Python: after a pass over the weights NumPy's own code comes from memory.
+        """
+        costs = self.costs.between(step.num_rows, step.num_rows + len(ranked) + 1)
+        beside = step.beside + self._draft_cost(step.num_sequences)
+        tokens = float(step.num_sequences)
+        best, best_rate = 0, tokens / (costs[0] + beside)
+        for number, chance in enumerate(ranked, 1):
             tokens += chance
-            rate = tokens / (of_rows(num_rows + number) + beside)
+            rate = tokens / (costs[number] + beside)
             if rate > best_rate:
                 best, best_rate = number, rate
-        self._last_price = self._row_price(best_rate, num_rows + best, num_drafted=best)
-        best = self._to_try(best, len(chances), step)
-        self._note_choice([chances], [best], step)
-        return best
+        return best, best_rate
 
     def _row_price(self, rate: float, num_rows: int, *, num_drafted: int) -> float:
         """The tokens that one more row has to bring: before a jump of the costs that of the last row, as the next one alone is dear."""
@@ -294,20 +277,12 @@ class AdaptiveLength:
     def _cheapest_row(self, num_rows: int) -> float:
         """What a drafted row costs at least beside so many, be it one of several: those behind a jump of the costs share it."""
         most = min(MOST_SHARING, num_rows * self.num_speculative_tokens)
-        if not most:
-            return math.inf
-        costs = self.costs.between(num_rows, num_rows + most + 1)
-        return float(((costs[1:] - costs[0]) / COUNTS[:most]).min())
+        return self.costs.cheapest_after(num_rows, most) if most else math.inf
 
     def _survival(self, draft: Draft) -> tuple[float, ...]:
         if draft.survival is not None or not draft.token_ids:
             return draft.survival or ()
         return self._rates.survival(draft)
-
-    def _costs_after(self, step: _Undrafted, num_drafted: int) -> npt.NDArray[np.float64]:
-        """Costs of a step with 0 to `num_drafted` + 1 drafted rows, drafting included."""
-        first, last = step.num_rows, step.num_rows + num_drafted + 2
-        return self.costs.between(first, last) + (step.beside + self._draft_cost(step.num_sequences))
 
     def _draft_cost(self, num_sequences: int) -> float:
         return num_sequences * self._draft_seconds / self.costs.unit if self.costs.unit else 0.0
@@ -416,6 +391,25 @@ class AdaptiveLength:
             best_static_length=STATIC_LENGTHS[best],
             regret=max(0.0, rates[best] / account.chosen.rate(account.num_sequences, came_true) - 1.0),
         )
+
+
+def _lengths(chances: Sequence[Sequence[float]], chosen: Sequence[float]) -> list[int]:
+    """How many nodes of each draft are among the `chosen` best; of equal ones those of the first draft."""
+    if not chosen:
+        return [0] * len(chances)
+    least = chosen[-1]
+    num_least = chosen.count(least)
+    lengths = []
+    for of_draft in chances:
+        length = 0
+        for chance in of_draft:
+            if chance <= least:
+                if chance < least or not num_least:
+                    break
+                num_least -= 1
+            length += 1
+        lengths.append(length)
+    return lengths
 
 
 def _by_node(drafts: Sequence[Sequence[float]]) -> list[float]:

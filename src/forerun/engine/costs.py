@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -39,14 +39,21 @@ kernels have not."""
 OF_JUMPS = slice(2 + len(KINKS), 2 + len(KINKS) + len(JUMPS))
 SEQUENCE, CONTEXT_TOKEN = -2, -1  # places of their weights
 
-NOISE = 0.1
-"""Relative deviation of a step's time from what it costs: other programs, interrupts."""
+FIRST_DEVIATION, FIRST_STEPS, LEAST_DEVIATION = 0.3, 32, 0.02
+"""Deviation of log(a step's time over that of the step before it) from what both cost: what is assumed, as many steps' word
+that counts as, and the least that is believed. A machine whose speed swings says little with each step."""
 
 NUM_FIRST_STEPS = 5  # whose median sets the unit, as the first touch memory that nobody has touched
+LEAST_COST = 1e-3  # of a step
 MOST_ROWS = 1024  # of the table; beyond it costs go on in a straight line
-FORGETTING = 0.03  # weight of a step in its bin, once the bin has seen many
+FORGETTING = 0.999  # weight of what earlier steps said with each new one, since machines change
 LEVEL_WEIGHT = 0.05  # of a step in the running speed of the machine
-MOST_BIN_WEIGHT = 30.0
+MOST_CHANGE = math.log(2.0)
+"""What one step may say, at most, of the speed or of what its rows cost: it may have been interrupted."""
+
+SURPRISE = math.log(1.5)
+"""A step that takes so much more or less than it should is learnt from at once."""
+
 FITTED_EVERY = 32  # steps
 NUM_TRIALS, KNOWN_FOR = 3, 1024
 """Steps of a kind after which its cost is known, and steps after the last of them until it no longer is: machines change."""
@@ -54,25 +61,22 @@ NUM_TRIALS, KNOWN_FOR = 3, 1024
 EARLY_FITS = (4, 8, 16)
 
 
-@dataclass(slots=True)
-class _Bin:
-    """Steps of about as many rows and sequences: how many, the number of the last one, and their means."""
+class _Step(NamedTuple):
+    """A step: what it computed, and how long it took."""
 
-    num_steps: int
-    last_step: int
-    rows: float
-    sequences: float
-    context: float
-    cost: float
+    num_rows: int
+    num_sequences: int
+    num_context_tokens: int
+    seconds: float
 
 
 class StepCosts:
     """The cost of a step, in steps of one row; straight lines over its rows, with kinks and jumps.
 
-    Steps with prompts teach nothing: their rows have no logits. Time is measured against the running
-    speed of the machine, so that a change of it, for other programs or for heat, is not taken for a
-    property of the steps that happen then. A time that cannot be (a clock that jumps) counts little or
-    nothing.
+    Steps with prompts teach nothing: their rows have no logits. A step is compared with the one before it: by how much it
+    took longer depends on what both computed, and hardly on the speed of the machine, which other programs and heat
+    change by a factor of two within a second. So the curve comes of such ratios alone, and the speed (`unit`) of all else.
+    A time that cannot be (a clock that jumps) counts little or nothing.
 
     Args:
         weights: what an earlier fit gave, see `weights`.
@@ -87,7 +91,14 @@ class StepCosts:
         self._prior = np.array(weights, dtype=np.float64)
         self._deviation = np.array(PRIOR_DEVIATION)
         self._deviation[OF_JUMPS] = np.maximum(self._deviation[OF_JUMPS], 0.5 * np.abs(self._prior[OF_JUMPS]))
-        self._bins: dict[tuple[int, int], _Bin] = {}
+        self._products = np.zeros((len(weights), len(weights)))  # of the slopes of steps' log(time over time before)
+        self._evidence = np.zeros(len(weights))  # the slopes times what they were to add up to
+        self._deviating = np.array((FIRST_STEPS * FIRST_DEVIATION**2, FIRST_STEPS))  # squares, and how many they are
+        self._steps: list[_Step] = []  # since the last fit, and the one before them
+        self._kinds: dict[
+            tuple[int, int], tuple[int, int]
+        ] = {}  # by rows and sequences: steps, and the number of the last one
+        self._of_one = 1.0  # cost of a step of one row, about
         self._first: list[float] = []  # of the first steps, seconds over predicted cost
         self._unit = 0.0  # seconds of a step of cost 1, as the machine runs now; 0: not known yet
         self.num_steps = 0  # that it was fitted to
@@ -95,8 +106,8 @@ class StepCosts:
 
     @property
     def weights(self) -> tuple[float, ...]:
-        """What the next engine on this machine may begin with."""
-        return tuple(self._weights.tolist())
+        """What the next engine on this machine may begin with, in steps of one row: ratios leave the scale open."""
+        return tuple((self._weights / self._of_one).tolist())
 
     @property
     def unit(self) -> float:
@@ -110,11 +121,20 @@ class StepCosts:
             return by_rows[num_rows]
         return by_rows[-1] + (num_rows - MOST_ROWS + 1) * (by_rows[-1] - by_rows[-2])
 
-    def between(self, first: int, last: int) -> npt.NDArray[np.float64]:
+    def between(self, first: int, last: int) -> list[float]:
         """The same for each number of rows from `first` to before `last`."""
         if last <= MOST_ROWS:
-            return self._curve[first:last]
-        return np.array([self.of_rows(num_rows) for num_rows in range(first, last)])
+            return self._by_rows[first:last]
+        return [self.of_rows(num_rows) for num_rows in range(first, last)]
+
+    def cheapest_after(self, num_rows: int, most: int) -> float:
+        """What one of up to `most` further rows costs at least, when they share what they cost together."""
+        found = self._cheapest.get((num_rows, most))
+        if found is None:
+            first, *costs = self.between(num_rows, num_rows + most + 1)
+            found = min((cost - first) / count for count, cost in enumerate(costs, 1))
+            self._cheapest[num_rows, most] = found
+        return found
 
     def beside_rows(self, num_sequences: int, num_context_tokens: int) -> float:
         """The part that depends on who takes part, not on how much is drafted."""
@@ -122,8 +142,8 @@ class StepCosts:
 
     def knows(self, num_rows: int, num_sequences: int) -> bool:
         """Whether a few steps of about as many rows and sequences were observed, the last one not long ago."""
-        found = self._bins.get((_bucket(num_rows), _bucket(num_sequences)))
-        return found is not None and found.num_steps >= NUM_TRIALS and self.num_steps - found.last_step <= KNOWN_FOR
+        num_steps, last_step = self._kinds.get((_bucket(num_rows), _bucket(num_sequences)), (0, 0))
+        return num_steps >= NUM_TRIALS and self.num_steps - last_step <= KNOWN_FOR
 
     def observe(self, *, num_rows: int, num_sequences: int, num_context_tokens: int, seconds: float) -> None:
         """Learn from a step without prompt rows."""
@@ -135,63 +155,61 @@ class StepCosts:
             if len(self._first) == NUM_FIRST_STEPS:
                 self._unit = median(self._first)
             return
-        # one step says little: it moves neither the speed nor the bin further than a factor of two would
-        ratio = min(max(seconds / (predicted * self._unit), 0.5), 2.0)
-        self._note(num_rows, num_sequences, num_context_tokens, predicted * ratio)
-        self._unit *= 1.0 + LEVEL_WEIGHT * (ratio - 1.0)
+        kind = _bucket(num_rows), _bucket(num_sequences)
+        num_of_kind, _ = self._kinds.get(kind, (0, 0))
+        self._kinds[kind] = num_of_kind + 1, self.num_steps
+        self._steps.append(_Step(num_rows, num_sequences, num_context_tokens, seconds))
+        change = min(max(math.log(seconds / (predicted * self._unit)), -MOST_CHANGE), MOST_CHANGE)
+        self._unit *= 1.0 + LEVEL_WEIGHT * (math.exp(change) - 1.0)
         self.num_steps += 1
-        if self.num_steps % FITTED_EVERY == 0 or self.num_steps in EARLY_FITS:
+        if self.num_steps % FITTED_EVERY == 0 or self.num_steps in EARLY_FITS or abs(change) > SURPRISE:
             self._fit()
 
-    def _note(self, num_rows: int, num_sequences: int, num_context_tokens: int, cost: float) -> None:
-        key = _bucket(num_rows), _bucket(num_sequences)
-        found = self._bins.get(key)
-        if found is None:
-            self._bins[key] = _Bin(1, self.num_steps, num_rows, num_sequences, num_context_tokens, cost)
-            return
-        found.num_steps += 1
-        found.last_step = self.num_steps
-        weight = max(1.0 / found.num_steps, FORGETTING)
-        found.rows += weight * (num_rows - found.rows)
-        found.sequences += weight * (num_sequences - found.sequences)
-        found.context += weight * (num_context_tokens - found.context)
-        found.cost += weight * (cost - found.cost)
-
     def _fit(self) -> None:
-        """The likeliest weights, by the bins' means and the prior: ridge regression around the prior."""
-        bins = list(self._bins.values())
-        features = np.array([step_features(one.rows, one.sequences, one.context) for one in bins])
-        costs = np.array([one.cost for one in bins])
-        precision = np.array([min(one.num_steps, MOST_BIN_WEIGHT) for one in bins]) / (NOISE * costs) ** 2
-        deviation = 1.0 / np.square(self._deviation)
-        left = (features.T * precision) @ features + np.diag(deviation)
-        right = (features.T * precision) @ costs + deviation * self._prior
-        self._use(_likeliest(left, right))
+        """The likeliest weights, by the prior and by each step's time over that of the step before it.
+
+        log(time / time before) is linear in the weights around the last fit, so that this is ridge regression around the prior.
+        """
+        if len(self._steps) < 2:
+            return
+        steps, self._steps = self._steps, self._steps[-1:]
+        features = np.array([step_features(*step[:3]) for step in steps])
+        costs = np.maximum(features @ self._weights, LEAST_COST)
+        seconds = np.array([step.seconds for step in steps])
+        slopes = np.diff(features / costs[:, None], axis=0)
+        beyond = np.clip(np.diff(np.log(seconds / costs)), -MOST_CHANGE, MOST_CHANGE)
+        kept = FORGETTING ** len(beyond)
+        self._deviating = kept * self._deviating + (beyond @ beyond, len(beyond))
+        squares, num_squares = self._deviating
+        variance = max(squares / num_squares, LEAST_DEVIATION**2)
+        self._products = kept * self._products + slopes.T @ slopes
+        self._evidence = kept * self._evidence + slopes.T @ (beyond + slopes @ self._weights)
+        prior = np.diag(1.0 / np.square(self._deviation))
+        weights = _likeliest(self._products / variance + prior, self._evidence / variance + prior @ self._prior)
+        self._use(weights)
+        self._of_one = max(float(weights @ step_features(1, 1, 0)), LEAST_COST)
 
     def _use(self, weights: npt.NDArray[np.float64]) -> None:
         self._weights = weights
-        self._curve = row_curve(weights, least=1e-3)
-        by_rows: list[float] = self._curve.tolist()
+        by_rows: list[float] = row_curve(weights, least=LEAST_COST).tolist()
         self._by_rows = by_rows
+        self._cheapest: dict[tuple[int, int], float] = {}  # as of these weights
         self._per_sequence = max(0.0, float(weights[SEQUENCE]))
         self._per_context_token = max(0.0, float(weights[CONTEXT_TOKEN]))
 
 
 def _likeliest(left: npt.NDArray[np.float64], right: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """The weights that solve left @ weights = right, where no jump, no sequence and no token of context can save time.
+    """The weights that solve left @ weights = right, none below 0: nothing saves time, and rows never become cheaper.
 
     One that would is left out and the others are solved for again, since theirs would make up for what it takes off.
     """
-    can_save = np.ones(len(right), dtype=bool)
-    can_save[[*range(OF_JUMPS.start, OF_JUMPS.stop), SEQUENCE, CONTEXT_TOKEN]] = False
     used = np.ones(len(right), dtype=bool)
     while True:
         weights = np.zeros(len(right))
         weights[used] = np.linalg.solve(left[np.ix_(used, used)], right[used])
-        possible = can_save | (weights >= 0.0)
-        if possible.all():
+        if (weights >= 0.0).all():
             return weights
-        used &= possible
+        used &= weights >= 0.0
 
 
 def row_curve(weights: npt.NDArray[np.float64], *, least: float) -> npt.NDArray[np.float64]:

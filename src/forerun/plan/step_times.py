@@ -17,8 +17,9 @@ import numpy.typing as npt
 
 from forerun.core.file_version import is_version
 from forerun.core.step import StepPlan
-from forerun.engine.costs import MOST_ROWS, NOISE, PRIOR, PRIOR_DEVIATION, row_curve, step_features
+from forerun.engine.costs import MOST_ROWS, PRIOR, PRIOR_DEVIATION, row_curve, step_features
 from forerun.errors import ConfigError
+from forerun.plan.record_types import check_count
 
 VERSION = 1
 
@@ -29,6 +30,7 @@ PROMPT_DEVIATION = (0.02, 5e-5)
 
 CONTEXT_TERM = len(PRIOR) - 1  # place of the weight of a token of context; that of the weights' reading is 0
 
+NOISE = 0.1  # relative deviation of a step's time from what it costs: other programs, interrupts
 MOST_WEIGHT = 30  # steps of one shape beyond which more of them say no more
 LEAST_BASE = 0.05  # of what a step usually costs at all
 FAR = 2.0  # a step this many times as slow or quick as the median of its shape counts as if it were just that
@@ -271,6 +273,8 @@ class StepTimeModel:
             if not is_version(record["version"], VERSION):
                 raise ConfigError(f"step times: got version {record['version']!r}; must be {VERSION}: profile again")
             measured, error = record["measured"], record["error"]
+            for name, count in (measured or {}).items():
+                check_count("step times: measured", name, count, least=0, do="profile again")
             return cls(
                 [float(weight) for weight in record["weights"]],
                 measured=None if measured is None else MeasuredRange(**measured),
@@ -278,7 +282,7 @@ class StepTimeModel:
             )
         except ConfigError:
             raise
-        except (KeyError, TypeError, ValueError) as problem:
+        except (KeyError, TypeError, ValueError, AttributeError) as problem:
             raise ConfigError(f"step times: the record is damaged ({problem!r}); profile again") from None
 
     def __eq__(self, other: object) -> bool:
