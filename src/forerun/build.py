@@ -150,6 +150,7 @@ def load_target(
         tokenizer=loaded_tokenizer,
         eos_token_ids=eos_token_ids(path),
         path=path,
+        load_format=settings.load_format,
         kernels=kernels,
         used_before=used_before,
     )

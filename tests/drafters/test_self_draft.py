@@ -17,7 +17,7 @@ from tests.engines import engine_of, tiny_llm
 from tests.models.test_loader import MIXTRAL, save
 from tests.native import generator, needs_kernels
 from tests.stand_in import VOCAB_SIZE, save_stand_in
-from tests.tiny_models import save_tiny_model
+from tests.tiny_models import save_tiny_model, tiny_config
 from tests.tiny_tokenizer import save_tiny_tokenizer
 
 IN_BLOCKS = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -99,6 +99,14 @@ def test_rows_are_rounded_to_eight_bits_where_the_drafts_weights_are_in_blocks(t
     rounds = {bits: load_beside(target, folder, quantization=bits).rounds_rows for bits in (None, "int8", "int4")}
     assert rounds == {None: False, "int8": False, "int4": True}
     assert not target.model.rounds_rows
+
+
+@needs_kernels
+def test_a_target_of_made_up_weights_drafts_by_the_same_ones(tmp_path):
+    tiny_config("LlamaForCausalLM", vocab_size=VOCAB_SIZE).save_pretrained(tmp_path)
+    config = {"method": "self", "quantization": "int8", "num_speculative_tokens": 3}
+    llm = LLM(tmp_path, load_format="dummy", dtype="bfloat16", speculative_config=config, max_model_len=128)
+    assert rate(llm, PROMPTS[:8], GREEDY) > 0.7
 
 
 # --- bad input ------------------------------------------------------------------------------------

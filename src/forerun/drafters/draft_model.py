@@ -16,7 +16,7 @@ from forerun.errors import ConfigError
 from forerun.models.base import CausalModel, LoadedTarget, MaskToken, SharesOut, TargetModel
 from forerun.models.config_file import read_config, read_mask_token
 from forerun.models.decoder import Decoder
-from forerun.models.loader import load_model
+from forerun.models.loader import LOADERS
 from forerun.models.on_device import obstacle
 from forerun.models.packing import Packing
 from forerun.models.store import resolve_model
@@ -92,7 +92,9 @@ class PardConfig(DraftModelConfig):
             raise ConfigError("parallel_drafting: got False with method 'pard'; leave it out, or say 'draft_model'")
 
 
-def load_beside(target: LoadedTarget, path: Path, *, quantization: str | None) -> TargetModel:
+def load_beside(
+    target: LoadedTarget, path: Path, *, quantization: str | None, load_format: str = "auto"
+) -> TargetModel:
     """Load a drafter's model on the target's device and on its kernels, in its dtype or, quantized, in bf16.
 
     Raises:
@@ -109,7 +111,7 @@ def load_beside(target: LoadedTarget, path: Path, *, quantization: str | None) -
             f"quantization (of the drafter): got {quantization!r}, which the native CPU kernels compute; "
             "the target does not run on them; leave it out"
         )
-    model = load_model(path, dtype=dtype, device=target.model.device, packing=packing)
+    model = LOADERS[load_format](path, dtype=dtype, device=target.model.device, packing=packing)
     if target.on_device is not None and isinstance(model, Decoder) and obstacle(model) is None:
         model = target.on_device.decoder(model)
     return model if target.drafter_ranks is None else _shared_out(model, target.drafter_ranks, path)

@@ -72,6 +72,7 @@ class SelfConfig(DraftSamplingConfig):
             target.itself.for_drafter(self.draft_tensor_parallel_size),
             target.itself.path,
             quantization=self.quantization,
+            load_format=target.itself.load_format,
         )
         predictor = ModelPredictor(model)
         writer = make_writer(self.sampling, target, predictor)

@@ -147,6 +147,7 @@ class LoadedTarget:
         tokenizer: None where requests give token ids only.
         eos_token_ids: the tokens that end a text.
         path: the folder or file that it was loaded from, or None if it was made in memory.
+        load_format: how it was, one of `LOADERS`; where it drafts for itself it is loaded so once more.
         kernels: the native kernels that its weights are packed for, or None if torch computes.
         on_device: makes the parts of drafters, where functions of `ops.cuda` compute the target; else None.
         make_cache: makes its KV caches, as `KVCache` does; other processes may hold a part of them.
@@ -160,6 +161,7 @@ class LoadedTarget:
     tokenizer: Tokenizer | None
     eos_token_ids: frozenset[int]
     path: Path | None = None
+    load_format: str = "auto"
     kernels: Kernels | None = None
     on_device: DeviceParts | None = None
     make_cache: Callable[..., KVCache] = KVCache
