@@ -233,7 +233,7 @@ def test_a_port_that_is_reserved_is_one_line_and_exit_code_2(taken: int, capsys:
     assert "give another --port" in error
 
 
-@pytest.mark.parametrize("host", ["192.0.2.1", "no.such.name.invalid"])
+@pytest.mark.parametrize("host", ["192.0.2.1", "no.such.name.invalid", "no..name", "a" * 64])
 def test_an_address_of_another_machine_is_not_blamed_on_the_port(host: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "m", "--host", host, "--port", "0"]) == 2
     error = capsys.readouterr().err

@@ -8,7 +8,9 @@ import pytest
 
 from forerun import SamplingParams
 from forerun.models.tokenizer import load_tokenizer
+from forerun.server import responses
 from forerun.server.completions import CompletionBuilder, prompt_offsets
+from tests.engines import EOS
 from tests.server.served import NAME, PROMPT, generate, offline
 from tests.tiny_tokenizer import save_tiny_tokenizer
 
@@ -196,6 +198,14 @@ def test_others_are_served_between_the_choices_of_an_answer(plain, monkeypatch):
     assert made == [0, 1, 2, 3]
 
 
+def test_the_choices_of_an_answer_are_written_one_by_one(plain, monkeypatch):
+    written, write = [], responses._to_json
+    monkeypatch.setattr(responses, "_to_json", lambda value: written.append(value) or write(value))
+    answer = plain.post("/v1/completions", {"prompt": ["a", "b"], "n": 2, "logprobs": 1, "max_tokens": 1})
+    assert [value for value in written if "logprobs" in value] == answer["choices"]
+    assert not any("choices" in value for value in written)
+
+
 def test_an_evaluation_can_score_a_continuation(either):
     """What lm-eval's local-completions sends, and how it reads the answer."""
     tokenizer = offline().get_tokenizer()
@@ -228,6 +238,11 @@ def test_echo_with_no_tokens_scores_the_prompt_alone(plain):
     assert answer.choices[0].text == PROMPT
     assert len(answer.choices[0].logprobs.tokens) == 9
     assert answer.usage.completion_tokens == 0
+
+
+def test_echo_with_no_tokens_ends_by_its_length_whatever_would_follow(plain):
+    (choice,) = create(plain, echo=True, max_tokens=0, logit_bias={EOS: 100}).choices
+    assert (choice.text, choice.finish_reason, choice.stop_reason) == (PROMPT, "length", None)
 
 
 def test_token_ids_are_given_where_asked_for(either):

@@ -103,6 +103,19 @@ def test_who_is_refused_reads_why_though_more_was_sent(impatient, sent, status):
     assert impatient.send("GET", "/health")[0] == 200
 
 
+@pytest.mark.parametrize("waits", [False, True], ids=["before the answer", "behind the answer"])
+def test_a_body_that_turns_into_nonsense_is_no_line_in_the_log(keyed, caplog, waits):
+    begun = b"GET /health HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n"
+    with connected(keyed, begun if waits else begun + b"nonsense\r\n") as sock:
+        answer = sock.recv(1 << 16)
+        if waits:
+            sock.sendall(b"nonsense\r\n")
+        assert (answer + rest(sock)).count(b"HTTP/1.1") == 1
+    assert int(answer.split()[1]) == (200 if waits else 400)
+    until(lambda: not keyed.server._server.server_state.connections)
+    assert not caplog.records
+
+
 def upload(version, headers):
     """The head of a request whose body is twice what a server takes, and that body."""
     head = b"POST /v1/completions HTTP/%s\r\nHost: x\r\nContent-Type: application/json\r\n" % version

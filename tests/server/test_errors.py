@@ -14,7 +14,14 @@ from forerun.server import completions
 from forerun.server.app import MOST_BODY_BYTES
 from forerun.server.errors import failed_while_running
 from forerun.server.options import ServerOptions
-from forerun.server.protocol import MOST_MESSAGES, MOST_TOKEN_IDS, ChatBody, CompletionBody, DetokenizeBody
+from forerun.server.protocol import (
+    MOST_ALLOWED_TOKENS,
+    MOST_MESSAGES,
+    MOST_STOP_TOKENS,
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+)
 from forerun.server.request_params import _warned
 from forerun.server.serve import Server
 from tests.server.served import CHAT, PROMPT, Served, chat_ids, chat_llm, offline
@@ -90,6 +97,7 @@ def refusal(server, path, body):
         ({"allowed_token_ids": [999]}, "allowed_token_ids"),
         ({"bad_words": [""]}, "bad_words"),
         ({"stop_token_ids": ["a"]}, "stop_token_ids"),
+        ({"stop_token_ids": [1] * (MOST_STOP_TOKENS + 1)}, "stop_token_ids"),
         ({"suffix": "end"}, "suffix"),
         ({"stream": "yes"}, "stream"),
         ({"stream_options": {"include_usage": 1}}, "stream_options"),
@@ -342,6 +350,13 @@ def test_a_body_that_is_no_request_is_refused(plain, body):
     assert plain.post("/v1/completions", TEXT)["choices"]
 
 
+@pytest.mark.parametrize("body", [b'{"prompt": "\xff"}', "[" * 100_000, '{"prompt": "a", "seed": ' + "1" * 5000 + "}"])
+def test_a_body_that_cannot_be_read_is_told_what_it_must_be(plain, body):
+    status, error = refusal(plain, "/v1/completions", body)
+    assert status == 400
+    assert error["message"].startswith("body: cannot be read; must be JSON in UTF-8")
+
+
 @pytest.mark.parametrize(
     ("path", "prompt", "limit"),
     [
@@ -371,6 +386,7 @@ def test_a_length_that_is_not_asked_for_is_cut_to_the_room(plain):
     [
         ("/v1/completions", {"prompt": "a b " * 100_000}, "prompt"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a b " * 100_000}]}, "messages"),
+        ("/v1/completions", TEXT | {"prediction": {"type": "content", "content": "a b " * 100_000}}, "prediction"),
     ],
 )
 def test_a_text_that_is_far_too_long_is_refused_before_it_is_made_into_tokens(plain, monkeypatch, path, body, param):
@@ -383,6 +399,23 @@ def test_a_text_that_is_far_too_long_is_refused_before_it_is_made_into_tokens(pl
     status, error = refusal(plain, path, body)
     assert (status, error["param"], error["code"]) == (400, param, "context_length_exceeded")
     assert "maximum context length is 256 tokens of at most" in error["message"]
+
+
+def test_a_prediction_that_is_far_too_long_is_refused_in_a_conversation_too(plain):
+    body = TALK | {"prediction": {"type": "content", "content": "a b " * 100_000}}
+    status, error = refusal(plain, "/v1/chat/completions", body)
+    assert (status, error["param"], error["code"]) == (400, "prediction", "context_length_exceeded")
+
+
+def test_behind_a_prompt_that_is_too_long_none_is_made_into_tokens(plain, monkeypatch):
+    tokenizer, encoded = plain.llm.get_tokenizer(), []
+    encode = type(tokenizer).encode
+    monkeypatch.setattr(
+        type(tokenizer), "encode", lambda self, text, **more: encoded.append(text) or encode(self, text, **more)
+    )
+    status, error = refusal(plain, "/v1/completions", {"prompt": ["a", "b" * 300, "c"]})
+    assert (status, error["param"]) == (400, "prompt")
+    assert encoded == ["a", "b" * 300]
 
 
 @pytest.mark.parametrize(
@@ -419,7 +452,8 @@ MANY = 100_000
         (CompletionBody, {"prompt": [-1] * MANY}),
         (CompletionBody, {"prompt": [{}] * MANY}),
         (CompletionBody, {"prompt": [[-1] * MANY]}),
-        (CompletionBody, TEXT | {"stop_token_ids": [-1] * MOST_TOKEN_IDS}),
+        (CompletionBody, TEXT | {"allowed_token_ids": [-1] * MOST_ALLOWED_TOKENS}),
+        (CompletionBody, TEXT | {"stop_token_ids": [-1] * MOST_STOP_TOKENS}),
         (CompletionBody, TEXT | {"logit_bias": {str(place): "a" for place in range(MANY)}}),
         (CompletionBody, TEXT | {"forerun": dict.fromkeys(map(str, range(MANY)))}),
         (CompletionBody, TEXT | {"prediction": {"type": "content", "content": [0] * MANY}}),

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 import forerun
-from tests.server.served import CHAT, NAME, chat_ids, offline
+from forerun.server.protocol import MOST_DETOKENIZED
+from forerun.server.served_model import NUM_INTAKE_THREADS, NUM_TOKENIZATION_THREADS
+from tests.server.served import CHAT, NAME, PROMPT, chat_ids, offline
+from tests.server.test_load import until
 
 
 def test_a_text_is_tokenised(plain):
@@ -60,6 +67,32 @@ def test_a_long_text_is_tokenised_while_others_are_served(plain):
     text = "hello " * 200_000
     assert plain.post("/tokenize", {"prompt": text})["count"] == 5 * 200_000
     assert plain.send("GET", "/health")[0] == 200
+
+
+def test_who_has_texts_tokenised_keeps_no_request_waiting(plain, monkeypatch):
+    tokenizer, begun, goes_on = plain.llm.get_tokenizer(), [], threading.Event()
+    encode = type(tokenizer).encode
+
+    def slow(self, text, **more):
+        if text == "slow":
+            begun.append(text)
+            goes_on.wait(10)
+        return encode(self, text, **more)
+
+    monkeypatch.setattr(type(tokenizer), "encode", slow)
+    with ThreadPoolExecutor(NUM_INTAKE_THREADS) as clients:
+        asked = [clients.submit(plain.post, "/tokenize", {"prompt": "slow"}) for _ in range(NUM_INTAKE_THREADS)]
+        until(lambda: len(begun) >= NUM_TOKENIZATION_THREADS)
+        time.sleep(0.1)  # for those that would begin where all share the threads
+        assert plain.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 1})["choices"]
+        assert not any(answer.done() for answer in asked)
+        goes_on.set()
+    assert all(answer.result()["count"] == 4 for answer in asked)
+
+
+def test_more_tokens_than_any_text_has_are_not_decoded(plain):
+    status, _, answer = plain.send("POST", "/detokenize", {"tokens": [70] * (MOST_DETOKENIZED + 1)})
+    assert (status, answer["error"]["param"]) == (400, "tokens")
 
 
 def test_the_tokenizer_is_described_where_that_is_allowed(plain, drafting):

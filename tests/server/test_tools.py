@@ -220,6 +220,28 @@ def test_an_answer_is_a_call_or_what_the_format_asks_for(either):
     assert choice.message.tool_calls is None
 
 
+def test_a_call_beside_a_format_is_streamed_and_cut_as_a_forced_one(either):
+    fields = {
+        "response_format": {"type": "json_object"},
+        "tools": TOOLS[:1],
+        "logit_bias": {OPENS_CALL: 100},
+        "max_tokens": 50,
+    }
+    (choice,) = create(either, **fields).choices
+    assert (choice.finish_reason, choice.message.content) == ("length", None)
+    assert called(choice.message) == [("get_weather", '{"city": "')]
+    assert streamed(create(either, **fields, stream=True))[0] == ("", called(choice.message), "length")
+
+
+def test_json_that_only_begins_as_a_call_is_content(monkeypatch):
+    text = '{"name": "wait", "days": 3}'
+    fields = {"response_format": {"type": "json_object"}, "parallel_tool_calls": False}
+    with served(tool_llm(tool_target(UNKNOWN)), tool_call_parser="llama3_json") as server, saying(monkeypatch, text):
+        (choice,) = create(server, **fields).choices
+        assert (choice.message.content, choice.message.tool_calls) == (text, None)
+        assert streamed(create(server, **fields, stream=True))[0] == (text, [], "stop")
+
+
 @pytest.mark.parametrize(("wanted", "status"), [({"json_object": True}, 200), ({"regex": "a+"}, 400)])
 def test_kinds_of_structure_that_are_null_are_as_if_left_out(server, wanted, status):
     body = {"messages": CHAT, "tools": TOOLS, "max_tokens": 5}

@@ -79,8 +79,9 @@ async def create_chat_completion(
     if body.top_logprobs and not body.logprobs:
         raise ApiError(400, "top_logprobs: is given without logprobs; set logprobs to true", param="top_logprobs")
     check_template_variables(body, model)
-    use = tool_use(body, model.tool_format, parallel=body.parallel_tool_calls is not False)
     wanted = wanted_structure(body)
+    parallel = body.parallel_tool_calls is not False
+    use = tool_use(body, model.tool_format, parallel=parallel, has_format=wanted is not None)
     if use is not None and model.hides_calls:
         body.skip_special_tokens = False
     builder = ChatBuilder(body, model, use)
@@ -108,9 +109,12 @@ async def create_chat_completion(
 def _token_ids(body: ChatBody, model: ServedModel, asked: tuple[str, int | None]) -> list[int]:
     """The conversation's, with room for the answer."""
     tokenizer, text = model.llm.get_tokenizer(), conversation_text(body, model)
-    check_text_length(text, tokenizer.most_characters_per_token, model.llm.max_model_len, prompt="messages")
+    most, max_model_len = tokenizer.most_characters_per_token, model.llm.max_model_len
+    check_text_length(text, most, max_model_len, prompt="messages")
+    if body.prediction is not None:
+        check_text_length(body.prediction.text, most, max_model_len, prompt="prediction")
     token_ids = tokenizer.encode_chat(text)
-    check_length(len(token_ids), model.llm.max_model_len, prompt="messages", asked=asked)
+    check_length(len(token_ids), max_model_len, prompt="messages", asked=asked)
     return token_ids
 
 

@@ -90,9 +90,15 @@ def _check(body: CompletionBody) -> None:
 
 def _prompts(body: CompletionBody, model: ServedModel) -> list[tuple[str | None, list[int]]]:
     """Texts and token ids of the prompts, if what is asked for them is not too much."""
-    prompts = [_tokens(prompt, body, model) for prompt in body.prompts]
-    for _, ids in prompts:
-        check_length(len(ids), model.llm.max_model_len, prompt="prompt", asked=("max_tokens", body.max_tokens))
+    max_model_len = model.llm.max_model_len
+    if body.prediction is not None:
+        most = model.llm.get_tokenizer().most_characters_per_token
+        check_text_length(body.prediction.text, most, max_model_len, prompt="prediction")
+    prompts = []
+    for prompt in body.prompts:
+        text, ids = _tokens(prompt, body, model)
+        check_length(len(ids), max_model_len, prompt="prompt", asked=("max_tokens", body.max_tokens))
+        prompts.append((text, ids))
     if body.echo and body.logprobs is not None:
         num_tokens = sum(len(ids) for _, ids in prompts)
         num_echoed = num_tokens * body.num_completions * (body.logprobs + 1)
@@ -132,10 +138,11 @@ class CompletionBuilder(ResponseBuilder):
     def choice(self, output: RequestOutput, completion: CompletionOutput) -> dict[str, Any]:
         """Text and logprobs, after the prompt's if it is echoed."""
         body = self._body
-        if body.max_tokens == 0:  # the engine always writes a token
-            completion.text, completion.token_ids, completion.logprobs = "", [], []
         prompt = (output.prompt or "") if body.echo else ""
         choice: dict[str, Any] = {"text": prompt + completion.text, "logprobs": None}
+        if body.max_tokens == 0:  # the engine always writes a token
+            completion.text, completion.token_ids, completion.logprobs = "", [], []
+            choice |= {"text": prompt, "finish_reason": "length", "stop_reason": None}
         if body.logprobs is not None:
             token_ids, rows = completion.token_ids, list(completion.logprobs or ())
             offsets = self._text_offsets(output.prompt_token_ids, prompt).of(token_ids)

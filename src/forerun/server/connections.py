@@ -18,6 +18,7 @@ except ModuleNotFoundError:  # Windows, which has no such limits
     resource = None  # type: ignore[assignment]
 
 LENGTHS = {b"content-length", b"transfer-encoding"}
+UNANSWERED = (h11.IDLE, h11.SEND_RESPONSE)  # states in which an answer can begin
 LINGER_S = 1.0  # of silence, after which a client that was answered before it had sent all has read the answer
 OTHER_FILES = 256  # that are open besides connections: the model's, the process's own, and connections being closed
 
@@ -96,10 +97,14 @@ class Connection(H11Protocol):
             self.cycle.scope["headers"] = [*others, (b"connection", b"close")]
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is no request, or has too many headers."""
+        """Refuse what is no request, or has too many headers; behind an answer there is nothing left to say."""
         error = sys.exception()
         status = error.error_status_hint if isinstance(error, h11.RemoteProtocolError) else 400
-        self._write(ApiError(status, "headers: are too large" if status == 431 else f"request: {msg}"))
+        if self.conn.our_state in UNANSWERED:
+            self._write(ApiError(status, "headers: are too large" if status == 431 else f"request: {msg}"))
+        if self.cycle is not None:
+            self.cycle.disconnected = True  # an answer that is on its way comes too late
+            self.cycle.message_event.set()
         self._part()
 
     def close_answered(self) -> None:
@@ -142,7 +147,7 @@ class Connection(H11Protocol):
     def end(self, reason: ApiError) -> None:
         """Close the connection; answer first if a request has begun or the connection is new."""
         is_answered = self.conn.their_state is h11.SEND_BODY or self.conn.trailing_data[0] or not self._is_waiting
-        if is_answered and self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE) and not self.transport.is_closing():
+        if is_answered and self.conn.our_state in UNANSWERED and not self.transport.is_closing():
             self._write(reason)
         self._stop_waiting()
         if self.transport.get_write_buffer_size():

@@ -147,6 +147,7 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def on_http_error(request: Request, error: HTTPException) -> JSONResponse:
         message = {
+            400: "body: cannot be read; must be JSON in UTF-8, without thousands of digits in a number or of brackets in each other",
             404: "there is no such endpoint; see /openapi.json",
             405: f"{request.method} is not what this endpoint takes; see /openapi.json",
         }.get(error.status_code, error.detail or HTTPStatus(error.status_code).phrase)

@@ -23,7 +23,9 @@ MOST_MESSAGES = 2048
 MOST_LOGPROBS = 20
 MOST_TOOLS = 128  # OpenAI's limit
 MOST_CALLS = 128  # tool calls of one message
-MOST_TOKEN_IDS = 1 << 16  # in stop_token_ids and in allowed_token_ids
+MOST_ALLOWED_TOKENS = 1 << 16
+MOST_DETOKENIZED = 1 << 18  # all threads wait while they are decoded
+MOST_STOP_TOKENS = 1024  # each completion keeps them in a set of its own
 MOST_BIASES = 1024
 MOST_BAD_WORDS = 256
 MOST_BAD_WORD_CHARACTERS = 256
@@ -32,7 +34,8 @@ LARGEST_BIAS = 100.0  # OpenAI's range
 INT64 = 2**63
 Count = Annotated[int, Field(ge=0, lt=2**31)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
-TokenIds = Annotated[list[TokenId], Field(max_length=MOST_TOKEN_IDS, fail_fast=True)]
+AllowedTokens = Annotated[list[TokenId], Field(max_length=MOST_ALLOWED_TOKENS, fail_fast=True)]
+StopTokens = Annotated[list[TokenId], Field(max_length=MOST_STOP_TOKENS, fail_fast=True)]
 Bias = Annotated[float, Field(ge=-LARGEST_BIAS, le=LARGEST_BIAS)]
 TopLogprobs = Annotated[int, Field(ge=0, le=MOST_LOGPROBS)]
 Stop = Annotated[str, Field(max_length=MOST_STOP_CHARACTERS)]
@@ -142,12 +145,12 @@ class GenerationBody(Body):
     repetition_penalty: float | None = None
     logit_bias: Biases | None = None
     bad_words: Annotated[list[BadWord], Field(max_length=MOST_BAD_WORDS, fail_fast=True)] | None = None
-    allowed_token_ids: TokenIds | None = None
+    allowed_token_ids: AllowedTokens | None = None
     seed: Annotated[int, Field(ge=-INT64, lt=INT64)] | None = None
     max_tokens: Count | None = None
     min_tokens: Count | None = None
     stop: Stop | Annotated[list[Stop], Field(max_length=MOST_STOPS, fail_fast=True)] | None = None
-    stop_token_ids: TokenIds | None = None
+    stop_token_ids: StopTokens | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
@@ -332,7 +335,7 @@ class TokenizeChatBody(ConversationBody):
 class DetokenizeBody(Body):
     """POST /detokenize."""
 
-    tokens: PromptIds
+    tokens: Annotated[list[TokenId], Field(max_length=MOST_DETOKENIZED, fail_fast=True)]
 
 
 # --- answers ---------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequen
 from typing import Any, TypeVar
 
 from fastapi import Request, Response
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
 from starlette.types import Message, Receive, Scope, Send
 
@@ -114,13 +114,14 @@ class ResponseBuilder(ABC):
         if self._body.stream:
             return EventStream(self._events(submission), end=submission.close)
         try:
-            return JSONResponse(await unless_gone(request, self._whole(submission)))
+            return Response(await unless_gone(request, self._whole(submission)), media_type="application/json")
         except DisconnectError:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         finally:
             submission.close()
 
-    async def _whole(self, submission: Submission) -> dict[str, Any]:
+    async def _whole(self, submission: Submission) -> bytes:
+        """The JSON of a whole answer, choice by choice: log probabilities take long, and the event loop has others to serve."""
         steps = list[StreamDelta]()
         origins = defaultdict[int, list[dict[str, Any]]](list)  # by index
         async for place, delta in submission.deltas():  # spread over the steps, as the event loop has others to serve
@@ -131,20 +132,21 @@ class ResponseBuilder(ABC):
                 origins[index].append(self._origins_of(index, submission.prompt_ids[place]).of(delta))
         outputs = submission.outputs
         saved = await self._saved(outputs)
-        choices = list[dict[str, Any]]()
+        choices = list[str]()
         for place, output in enumerate(outputs):
             for completion in output.outputs:
-                choices.append(self._finished_choice(place, output, completion, origins))
-                await asyncio.sleep(0)  # log probabilities take long, and the event loop has others to serve
-        return {
-            **self._head,
-            "object": self.whole_object,
-            "choices": choices,
-            "usage": usage_of(outputs),
-            **self.prompt_ids_of(submission),
-            **self._metrics(outputs, steps),
-            **saved,
-        }
+                choices.append(_to_json(self._finished_choice(place, output, completion, origins)))
+                await asyncio.sleep(0)
+        head = _to_json({**self._head, "object": self.whole_object})
+        tail = _to_json(
+            {
+                "usage": usage_of(outputs),
+                **self.prompt_ids_of(submission),
+                **self._metrics(outputs, steps),
+                **saved,
+            }
+        )
+        return f'{head[:-1]},"choices":[{",".join(choices)}],{tail[1:]}'.encode()
 
     async def _saved(self, outputs: list[RequestOutput]) -> dict[str, Any]:
         """vLLM's `kv_transfer_params` of the first prompt, where hidden states are saved, once the files are complete."""

@@ -199,16 +199,15 @@ def listen(host: str, port: int) -> socket.socket:
         except OSError:
             sock.close()
             raise
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
+    except (OSError, UnicodeError) as error:  # the latter where the host cannot be a name
+        number, reason = (error.errno, error.strerror) if isinstance(error, OSError) else (None, None)
+        if number == errno.EADDRINUSE:
             advice = "stop what does, or give another --port (0 takes a free one)"
-        elif error.errno == errno.EACCES:
+        elif number == errno.EACCES:
             advice = "give a --port above 1023"
         else:
             advice = "give an address of this machine as --host, or 0.0.0.0 for all of them"
-        raise ConfigError(
-            f"--host {host} --port {port}: cannot listen there ({error.strerror or error}); {advice}"
-        ) from None
+        raise ConfigError(f"--host {host} --port {port}: cannot listen there ({reason or error}); {advice}") from None
     return sock
 
 

@@ -31,6 +31,7 @@ T = TypeVar("T")
 
 MOST_METRICS_WAIT_S = 3.0  # for a step to end; scrapers give up after 5 s or 10 s, and should get the rest
 NUM_INTAKE_THREADS = 4
+NUM_TOKENIZATION_THREADS = 2  # for /tokenize and /detokenize, whose texts may be longer than any prompt
 NUM_GRAMMAR_THREADS = 2  # apart: a new grammar may take seconds, which others need not wait for
 
 Tokenise = Callable[[], Sequence[tuple[str | None, Sequence[int]]]]
@@ -72,6 +73,9 @@ class ServedModel:
             self.templates.prepare()
         self._ids = itertools.count()
         self._threads = ThreadPoolExecutor(NUM_INTAKE_THREADS, thread_name_prefix="forerun-intake")
+        self._tokenization_threads = ThreadPoolExecutor(
+            NUM_TOKENIZATION_THREADS, thread_name_prefix="forerun-tokenization"
+        )
         self._grammar_threads = ThreadPoolExecutor(NUM_GRAMMAR_THREADS, thread_name_prefix="forerun-grammars")
 
     @property
@@ -139,7 +143,8 @@ class ServedModel:
 
     async def finish_files(self, output: RequestOutput) -> None:
         """Wait until the hidden states of an ended request are in their files; see `Engine.finish_files`."""
-        await self.in_thread(partial(self.llm.engine.finish_files, output))
+        finish = partial(self.llm.engine.finish_files, output)
+        await asyncio.get_running_loop().run_in_executor(self._threads, finish)
 
     @property
     def kv_memory(self) -> tuple[int, int]:
@@ -148,8 +153,8 @@ class ServedModel:
         return cache.num_bytes, pool.num_blocks * cache.block_size
 
     async def in_thread(self, function: Callable[[], T]) -> T:
-        """Run something that may take long."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, function)
+        """Run what may take long and has nothing to do with the engine, whose requests do not wait for it."""
+        return await asyncio.get_running_loop().run_in_executor(self._tokenization_threads, function)
 
     async def submit(
         self, tokenise: Tokenise, sampling: SamplingParams, *, num_prompts: int, streams: bool, cache_salt: str | None
@@ -227,7 +232,7 @@ class ServedModel:
         self.engine.stop()
         if self.request_log is not None:
             self.request_log.close()
-        for threads in (self._threads, self._grammar_threads):
+        for threads in (self._threads, self._tokenization_threads, self._grammar_threads):
             threads.shutdown(wait=False, cancel_futures=True)
         self.templates.close()
 

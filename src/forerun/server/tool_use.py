@@ -48,7 +48,7 @@ def offered(body: ToolFields) -> list[ToolBody]:
 class ToolUse:
     """Tools that one answer may call.
 
-    `is_forced`: it must consist of calls. `only_one`: of one at most.
+    `is_forced`: it must consist of calls. `only_one`: of one at most. `has_format`: what is no call has a form of its own.
     """
 
     form: ToolFormat
@@ -56,10 +56,13 @@ class ToolUse:
     is_forced: bool
     is_named: bool
     only_one: bool
+    has_format: bool
 
     @property
     def is_constrained(self) -> bool:
-        """Whether a grammar makes calls what they must be; otherwise the text is free, and calls are read from it."""
+        """Whether a grammar makes what begins as a call a call; otherwise calls are read from the text when they are whole."""
+        if self.has_format and not self.is_forced:
+            return not self.form.marks.opens_text  # calls without a mark may be the beginning of other JSON
         return self.is_forced or self.only_one or any(function.is_strict for function in self.functions)
 
     def structure(self, wanted: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
@@ -137,13 +140,14 @@ class CallWriter:
         return "tool_calls" if reason == "stop" and calls_end_it else reason
 
 
-def tool_use(body: ToolFields, form: ToolFormat | None, *, parallel: bool) -> ToolUse | None:
+def tool_use(body: ToolFields, form: ToolFormat | None, *, parallel: bool, has_format: bool) -> ToolUse | None:
     """How a request uses its tools; None where it has none to call.
 
     Args:
         body: the request.
         form: how the model writes calls, if that is known.
         parallel: whether it may call several at once.
+        has_format: whether it says what an answer without calls must match.
 
     Raises:
         ApiError: 400, tools and choice do not fit, or calls of this model cannot be read.
@@ -162,6 +166,7 @@ def tool_use(body: ToolFields, form: ToolFormat | None, *, parallel: bool) -> To
         is_forced=is_named or choice == "required",
         is_named=is_named,
         only_one=is_named or not parallel,
+        has_format=has_format,
     )
 
 
