@@ -257,6 +257,30 @@ def test_what_narrows_acceptance_is_refused_where_nothing_drafts(tmp_path, optio
     assert "the profile has no configuration of drafts, to whose acceptance it applies" in capsys.readouterr().err
 
 
+def test_no_speculation_may_be_asked_for(folder, tmp_path, capsys):
+    assert run(folder, *SLA, *LOAD, "--method", "plain", "--json") in (0, 1)
+    assert json.loads(capsys.readouterr().out)["speculative_config"] is None
+    replace(fake_profile(), has_plain_steps=False).save(tmp_path)
+    assert run(tmp_path, *SLA, *LOAD, "--method", "plain") == 2
+    assert "nothing is known of steps without drafts" in capsys.readouterr().err
+
+
+def test_a_configuration_that_is_known_by_its_model_alone_is_shown_by_it(tmp_path, capsys):
+    profile = fake_profile()
+    head = {"model": "some/eagle3-head", "num_speculative_tokens": 3}
+    replace(profile, configs=profile.configs | {"head": head}).save(tmp_path)
+    assert run(tmp_path, "--sla", "ttft=2s,itl=50ms", "--load", "rate=2,isl=100,osl=60", "--method", "head") == 0
+    assert "some/eagle3-head, K = " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("length", [10**400, 5000])
+def test_a_length_of_a_day_that_no_float_has_is_refused(folder, length, tmp_path, capsys):
+    lines = [{"timestamp": 60_000 * at, "input_length": length, "output_length": 2} for at in range(9)]
+    (tmp_path / "day.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    assert run(folder, *SLA, "--replay", tmp_path / "day.jsonl") == 2
+    assert "together more than max_model_len (4096)" in capsys.readouterr().err
+
+
 def test_handing_over_takes_its_time_where_engines_may_be_apart(folder, capsys):
     def time_per_token(*options):
         assert run(folder, *SLA, *LOAD, "--layout", "disaggregated", "--json", *options) == 0

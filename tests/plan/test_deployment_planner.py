@@ -5,7 +5,9 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from forerun.config.speculative_config import resolve_speculative
 from forerun.drafters.neural.sampling import DraftSamplingConfig
@@ -71,6 +73,45 @@ def test_the_planned_engine_is_the_profiled_one(profile: Profile) -> None:
     assert {name: getattr(plan.engine, name) for name in changes} == changes
 
 
+def test_a_gpu_is_planned_with_the_blocks_that_a_drafter_leaves(profile: Profile, tmp_path: Path) -> None:
+    """Weights and KV of the drafter lie in the memory that was full of the profiled engine's KV; a CPU is given more."""
+    matrix = {"fc.weight": np.zeros((1000, 1000), np.float32)}
+    save_file(matrix, tmp_path / "model.safetensors")
+    head = profile.configs["head"] | {"model": str(tmp_path)}
+    with_kv = replace(
+        profile,
+        num_blocks=300,
+        max_model_len=4800,
+        configs=profile.configs | {"head": head},
+        drafter_block_bytes={"head": 16 * profile.kv_bytes_per_token, "suffix": 0},
+    )
+    on_gpu = replace(with_kv, device="cuda")
+    left = (300 - 2_000_000 / (16 * 46_080)) / 2
+    only, load = replace(ALONE, methods=("head",)), Load(rate=5, isl=400, osl=60)
+    (gpu,), (cpu,) = speculations(on_gpu, only), speculations(with_kv, only)
+    assert (gpu.num_blocks, cpu.num_blocks) == (math.floor(left), 300)
+    assert profiled_engine(on_gpu, "head").settings.num_blocks == gpu.num_blocks
+    assert profiled_engine(on_gpu, "suffix").settings.num_blocks == profiled_engine(on_gpu).settings.num_blocks == 300
+    plan, answer = plan_deployment(on_gpu, load, EASY, only)
+    assert answer.plan.policy.speculation is not None
+    assert answer.plan.policy.max_num_seqs < 8
+    assert plan.engine.max_model_len == 16 * gpu.num_blocks
+    assert any("an engine has 148 of the profile's 300 KV blocks" in one for one in plan.warnings)
+    assert simulated(on_gpu, answer.plan, load, num_requests=40).num_preemptions < 4
+    assert plan_deployment(with_kv, load, EASY, only)[0].engine.max_model_len == 4800
+
+
+def test_what_is_not_known_of_a_drafter_on_a_gpu_is_said(profile: Profile) -> None:
+    on_gpu, load = replace(profile, device="cuda"), Load(rate=2, isl=100, osl=60)
+    plan, _ = plan_deployment(on_gpu, load, EASY, replace(ALONE, methods=("head",)))
+    weights, blocks = (one for one in plan.warnings if "a GPU's memory is planned without" in one)
+    assert "'some/head'" in weights
+    assert "each KV block" in blocks
+    for known, methods in ((profile, ("head",)), (on_gpu, ("suffix",))):
+        plan, _ = plan_deployment(known, load, EASY, replace(ALONE, methods=methods))
+        assert not any("planned without" in one for one in plan.warnings)
+
+
 def test_a_schedule_is_written_only_where_lengths_differ(profile: Profile) -> None:
     _, answer = plan_deployment(profile, LOAD, SLA, PlanningOptions(methods=("suffix",)))
     policy = answer.plan.policy
@@ -114,7 +155,8 @@ def test_a_plan_of_trees_agrees_with_the_simulator(trees: Profile, name: str) ->
     plan, answer = plan_deployment(trees, load, EASY, replace(ALONE, methods=(name,)))
     assert answer.plan.policy.speculation is not None
     found = simulated(trees, answer.plan, load, num_requests=200)
-    assert found.speculation.acceptance_length == pytest.approx(plan.predicted["acceptance_length"], rel=0.1)
+    # auto learns the costs by which the plan chooses, and rows that hardly pay it may leave out
+    assert found.speculation.acceptance_length == pytest.approx(plan.predicted["acceptance_length"], rel=0.15)
     for latency in ("ttft", "tpot", "e2el"):
         assert found.latencies(latency).mean == pytest.approx(plan.predicted[f"{latency}_mean_ms"] / 1e3, rel=0.1)
 

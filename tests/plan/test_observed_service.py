@@ -120,6 +120,7 @@ def test_the_service_must_be_named_where_it_drafted_and_the_profile_has_several(
         ({"start_times": None}, "has no start_times; save a load test with --save-detailed"),
         ({"ttfts": [0.1]}, "differ in length"),
         ({"errors": ["", "timeout"]}, "1 requests failed"),
+        ({"interrupted": True, "unfinished": 2}, "was interrupted with requests under way"),
         ({"itls": [["a"]] * NUM_REQUESTS}, r"request 0 \(from 0\): has a time or a length"),
         ({"errors": 3}, "got errors=3; must be a list"),
         ({"start_times": [10**400] * NUM_REQUESTS}, r"request 0 \(from 0\): has a time or a length"),

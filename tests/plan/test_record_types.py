@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from forerun.core.finite_numbers import is_number
 from forerun.errors import ConfigError
-from forerun.plan.record_types import check_count, check_keys, check_number, check_type, is_number
+from forerun.plan.record_types import check_count, check_keys, check_number, check_type
 
 
 @pytest.mark.parametrize("value", [True, None, "1", [1], {}, float("nan"), float("inf"), 10**400])

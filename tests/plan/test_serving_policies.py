@@ -17,7 +17,7 @@ from forerun.plan.serving_policies import KV_CONFIDENCE, serving_policies
 from forerun.plan.simulation.requests import synthetic_requests
 from forerun.plan.simulation.result import SimulationResult
 from forerun.plan.simulation.simulate import simulate
-from tests.plan.worlds import engine_model
+from tests.plan.worlds import engine_model, speculation
 
 ENGINE = engine_model(num_blocks=240, max_model_len=1024)
 LOAD = Load(rate=200, isl=320, osl=64, prefix_hit_rate=0.8)
@@ -82,6 +82,22 @@ def test_places_are_those_of_answers_that_are_gamma_distributed(cv: float) -> No
     places = engine.num_places(load, 0)
     needed = [count * blocks + deviation * count**0.5 for count in (0.995 * places, 1.005 * places + 1)]
     assert needed[0] < engine.num_blocks < needed[1]
+
+
+def test_beside_a_drafter_an_engine_has_its_blocks_and_no_longer_sequences() -> None:
+    head = replace(speculation(0.8, 0.6), num_blocks=60)
+    beside = ENGINE.beside(head)
+    assert (beside.num_blocks, beside.max_model_len) == (60, 960)
+    assert ENGINE.beside(None) is ENGINE.beside(speculation(0.8)) is ENGINE
+    load = replace(LOAD, prefix_hit_rate=0.0)
+    plain, drafting = (max(one.max_num_seqs for one in serving_policies(ENGINE, [kind], load)) for kind in (None, head))
+    assert drafting == replace(ENGINE, num_blocks=60).num_places(load, 2) < plain
+    roomy = next(one for one in serving_policies(ENGINE, [replace(head, num_blocks=None)], load) if one.has_all_places)
+    assert replace(roomy, speculation=head).for_load(ENGINE, load).max_num_seqs == drafting < roomy.max_num_seqs
+    with pytest.raises(
+        ConfigError, match=r"60 blocks of 16 tokens that are left beside the drafter of draft; .*--method"
+    ):
+        serving_policies(ENGINE, [None, head], replace(load, isl=980, osl=20))
 
 
 def test_a_beginning_that_fills_the_memory_leaves_no_place() -> None:

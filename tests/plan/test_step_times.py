@@ -155,7 +155,16 @@ def test_what_is_missing_is_said() -> None:
 
 
 @pytest.mark.parametrize(
-    "broken", [{"version": 2}, {"version": True}, {"weights": [1.0]}, {"weights": [math.nan] * 11}, {"measured": 3}]
+    "broken",
+    [
+        {"version": 2},
+        {"version": True},
+        {"weights": [1.0]},
+        {"weights": [math.nan] * 11},
+        {"measured": 3},
+        {"measured": {"rows": None, "sequences": 1, "context_tokens": 1, "prompt_rows": 1}},
+        {"measured": {"rows": 1, "sequences": [1], "context_tokens": 1, "prompt_rows": 1}},
+    ],
 )
 def test_a_damaged_record_is_refused(broken: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match="profile again"):

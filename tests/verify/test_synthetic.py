@@ -55,13 +55,13 @@ def test_conditional_rates_multiply_to_the_marginal_ones():
     assert conditional_rates([0.8, 0.4, 0.0, 0.0]) == [0.8, 0.5, 0.0, 0.0]
 
 
-@pytest.mark.parametrize("rates", [[0.5, 0.6], [1.1], [-0.1], [float("nan")], ["a"], 0.5, [True]])
+@pytest.mark.parametrize("rates", [[0.5, 0.6], [1.1], [-0.1], [float("nan")], ["a"], 0.5, [True], [10**400]])
 def test_rates_out_of_range_or_rising_are_refused(rates):
     with pytest.raises(ConfigError, match="synthetic_acceptance_rates: got"):
         SyntheticConfig(synthetic_acceptance_rates=rates)
 
 
-@pytest.mark.parametrize("length", [0.9, float("inf"), float("nan"), "2", True])
+@pytest.mark.parametrize("length", [0.9, float("inf"), float("nan"), "2", True, pytest.param(10**400, id="no float")])
 def test_lengths_out_of_range_are_refused(length):
     with pytest.raises(ConfigError, match="synthetic_acceptance_length: got"):
         SyntheticConfig(synthetic_acceptance_length=length)

@@ -83,12 +83,12 @@ def plan(
     wanted = parse_sla(sla)
     given = None if load is None else parse_given_load(load)
     requests = [] if day.replay is None else read_trace(day.replay)
-    hit_rate = None if given is None else given.named_hit_rate
-    intervals = intervals_of(requests, day.interval, prefix_hit_rate=hit_rate) if requests else []
-    arriving = _busiest(intervals) if given is None else given.load
     measured = Profile.load(profile)
     if requests:
         check_requests(requests, max_model_len=measured.max_model_len)
+    hit_rate = None if given is None else given.named_hit_rate
+    intervals = intervals_of(requests, day.interval, prefix_hit_rate=hit_rate) if requests else []
+    arriving = _busiest(intervals) if given is None else given.load
     with status() as progress:
         learnt = choice.correction.of(measured, choice.prompt_class, progress)
         known = corrected(
@@ -220,16 +220,17 @@ def _drafts(found: DeploymentPlan) -> str:
     config = found.speculative_config
     if config is None:
         return "none: they would not pay"
+    name = config.get("method", config.get("model"))  # by which the method is known, too
     if chooses_itself(config):
-        return f"{config['method']}, which chooses its lengths while it runs"
+        return f"{name}, which chooses its lengths while it runs"
     if "num_speculative_tokens" not in config:
-        return f"{config['method']}, as it was profiled"
+        return f"{name}, as it was profiled"
     whole = [[1, found.engine.max_num_seqs, config["num_speculative_tokens"]]]
     lengths = [
         f"{number} at {first}-{last} sequences" if last > first else f"{number} at {first}"
         for first, last, number in config.get("num_speculative_tokens_per_batch_size", whole)
     ]
-    return f"{config['method']}, K = {', '.join(lengths)}"
+    return f"{name}, K = {', '.join(lengths)}"
 
 
 def _simulated_share(found: DeploymentPlan) -> str:

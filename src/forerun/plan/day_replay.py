@@ -183,7 +183,8 @@ class DayReplay:
         routing: Routing = Routing.LEAST_REQUESTS,
     ) -> None:
         self._routing = routing
-        self._engine, self._policy, self._sla, self._transfer = engine, policy, sla, transfer
+        self._engine, self._policy = engine.beside(policy.speculation), policy
+        self._sla, self._transfer = sla, transfer
         self._prefill_share, self._most = prefill_share, most_engines or MOST_REPLICAS
         self._least = 2 if prefill_share else 1
         self._needed: dict[Load, int] = {}

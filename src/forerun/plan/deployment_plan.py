@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from forerun.core.file_version import is_version
+from forerun.core.finite_numbers import is_number
 from forerun.core.whole_file import whole_file
 from forerun.errors import ConfigError, refuse_unknown_keys
 from forerun.plan.load import Load
 from forerun.plan.profile import NAMES
-from forerun.plan.record_types import check_count, check_keys, check_number, check_type, is_number
+from forerun.plan.record_types import check_count, check_keys, check_number, check_type
 from forerun.plan.sla import LATENCIES, Sla
 
 FILE_NAME = "plan.json"

@@ -15,6 +15,7 @@ from forerun.plan.capacity import Routing, max_rate, predict
 from forerun.plan.corrections import NO_CORRECTIONS, AppliedCorrections, with_drafted
 from forerun.plan.deployment_plan import DeploymentPlan, Layout, PlannedEngine
 from forerun.plan.draft_lengths import DraftYield, Speculation, chain_yields, level_yields, whole_yield
+from forerun.plan.drafter_memory import drafter_memory, num_blocks
 from forerun.plan.fleet_plan import (
     FREE_TRANSFER,
     MOST_REPLICAS,
@@ -29,6 +30,7 @@ from forerun.plan.profile import NAMES, SCHEDULE, Profile, missing_points
 from forerun.plan.request_spread import request_cv
 from forerun.plan.serving_policies import EngineModel, mean_context, serving_policies
 from forerun.plan.simulation.fleet import Transfer
+from forerun.plan.simulation.profiled import PLAIN
 from forerun.plan.sla import LATENCIES, Sla
 
 BUSY = 0.9
@@ -118,12 +120,16 @@ def engine_model(profile: Profile) -> EngineModel:
 
 
 def speculations(profile: Profile, options: PlanningOptions = DEFAULTS) -> list[Speculation]:
-    """The ways to draft that the profile measured and the options allow.
+    """The ways to draft that the profile measured and the options allow; "plain" is none, and may always be chosen.
 
     Raises:
-        ConfigError: a method or a class of prompts was not profiled, or has too few counts for a confidence.
+        ConfigError: a method or a class of prompts was not profiled, or has too few counts for a confidence, or drafts leave a
+            GPU no KV memory.
     """
     names = list(profile.configs) if options.methods is None else list(options.methods)
+    if PLAIN in names:
+        profile.steps_of(None)
+        names.remove(PLAIN)
     for name in names:
         if name not in profile.configs:
             raise ConfigError(f"method: the profile has no {name!r}{did_you_mean(name, profile.configs)}")
@@ -170,6 +176,7 @@ def _speculation(profile: Profile, name: str, options: PlanningOptions) -> Specu
         whole_nodes=longest if is_whole and not is_served else None,
         request_cv=request_cv(profile, name, options.kind, longest or acceptance.num_places),
         step_times=profile.served_steps.get(name),
+        num_blocks=num_blocks(profile, config),
     )
 
 
@@ -256,7 +263,7 @@ def describe(
         engine=PlannedEngine(
             max_num_seqs=plan.policy.max_num_seqs,
             max_num_batched_tokens=profile.max_num_batched_tokens,
-            max_model_len=profile.max_model_len,
+            max_model_len=engine.beside(speculation).max_model_len,
             block_size=profile.block_size,
             dtype=profile.dtype,
             quantization=profile.quantization,
@@ -400,21 +407,8 @@ def _warnings(profile: Profile, plan: FleetPlan, load: Load) -> list[str]:
     busiest = max(plan.utilization, plan.prefill_utilization or 0.0)
     if BUSY < busiest < 1.0:
         found.append(f"engines are {busiest:.0%} busy: a few percent more load or time makes long queues")
-    speculation = policy.speculation
-    if speculation is not None and speculation.name in profile.served_steps:
-        found.append(f"{speculation.name} is planned as the server ran it: how it drafts otherwise was not measured")
-    elif speculation is not None and not speculation.is_adaptive:
-        if speculation.is_whole:
-            found.append(
-                f"drafts of {speculation.name} are planned as they were measured, or not at all: what parts of these trees "
-                "yield and cost is not known"
-            )
-        elif policy.max_draft_tokens == speculation.max_draft_tokens:
-            found.append(
-                f"K = {policy.max_draft_tokens} is the longest draft that was profiled; longer ones may be better still"
-            )
-        if plan.prefill_replicas and len(policy.schedule) > 1:
-            found.append("K follows the batch size of each decode engine; prefill engines draft nothing")
+    if policy.speculation is not None:
+        found += _drafting_warnings(profile, plan, policy.speculation)
     if policy.max_num_seqs < profile.max_num_seqs:
         found.append(
             f"max_num_seqs is {policy.max_num_seqs}, below the profile's {profile.max_num_seqs}: more would be slower or not fit"
@@ -424,6 +418,36 @@ def _warnings(profile: Profile, plan: FleetPlan, load: Load) -> list[str]:
         found.append(
             f"the prefix hit rate is taken for one beginning that all prompts share, whose {shared} KV blocks each engine holds "
             "once; with several such beginnings, or those of conversations, fewer sequences fit"
+        )
+    return found
+
+
+def _drafting_warnings(profile: Profile, plan: FleetPlan, speculation: Speculation) -> list[str]:
+    policy, found = plan.policy, []
+    if speculation.name in profile.served_steps:
+        return [f"{speculation.name} is planned as the server ran it: how it drafts otherwise was not measured"]
+    if speculation.is_whole and not speculation.is_adaptive:
+        found.append(
+            f"drafts of {speculation.name} are planned as they were measured, or not at all: what parts of these trees "
+            "yield and cost is not known"
+        )
+    elif policy.max_draft_tokens == speculation.max_draft_tokens and not speculation.is_adaptive:
+        found.append(
+            f"K = {policy.max_draft_tokens} is the longest draft that was profiled; longer ones may be better still"
+        )
+    if plan.prefill_replicas and len(policy.schedule) > 1 and not speculation.is_adaptive:
+        found.append("K follows the batch size of each decode engine; prefill engines draft nothing")
+    return found + (_memory_warnings(profile, speculation) if profile.device == "cuda" else [])
+
+
+def _memory_warnings(profile: Profile, speculation: Speculation) -> list[str]:
+    """What the planned drafter leaves of a GPU's memory, and what is not known of that."""
+    drafter = drafter_memory(profile, speculation.speculative_config)
+    found = [f"a GPU's memory is planned without {what}: there may be fewer KV blocks" for what in drafter.unknown]
+    if speculation.num_blocks != profile.num_blocks:
+        found.append(
+            f"beside the drafter of {speculation.name} and its KV an engine has {speculation.num_blocks} of the profile's "
+            f"{profile.num_blocks} KV blocks"
         )
     return found
 

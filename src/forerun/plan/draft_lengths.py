@@ -93,6 +93,7 @@ class Speculation:
     of 1 stands for these, which have up to `whole_nodes` nodes (None: not known, so that no schedule can name them).
     `request_cv` is how far requests differ in steps per token, deviation over mean, beyond the luck of single drafts.
     `step_times` are its own, drafting included, where it was measured as a whole, as at a server. None: those of the engine.
+    `num_blocks` are the KV blocks that an engine has beside the drafter. None: those that it has without one.
 
     Raises:
         ConfigError: what drafts yield is not known up to `max_draft_tokens`.
@@ -109,6 +110,7 @@ class Speculation:
     whole_nodes: int | None = None
     request_cv: float = 0.0
     step_times: StepSeconds | None = None
+    num_blocks: int | None = None
 
     def __post_init__(self) -> None:
         known = len(self.yields) or self.acceptance.num_places

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from forerun.core.finite_numbers import is_number
 from forerun.errors import ConfigError, did_you_mean
 from forerun.plan.corrections import FEWEST_STEPS, LEAST, MOST, AppliedCorrections, Corrections
 from forerun.plan.deployment_planner import corrected
 from forerun.plan.profile import Profile
-from forerun.plan.record_types import is_number
 from forerun.plan.simulation.profiled import PLAIN, profiled_engine
 from forerun.plan.simulation.requests import SimulatedRequest
 from forerun.plan.simulation.result import SimulationResult
@@ -74,7 +74,7 @@ def read_load_test(path: Path) -> LoadTest:
     """Read the result of `forerun bench serve` or `vllm bench serve` with --save-detailed.
 
     Raises:
-        ConfigError: the file cannot be read, has not the times of its requests, or has failed ones.
+        ConfigError: the file cannot be read, has not the times of its requests, or has failed or unfinished ones.
     """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -95,6 +95,8 @@ def read_load_test(path: Path) -> LoadTest:
         raise ConfigError(
             f"{path}: got {ACCEPTED}={num_accepted!r:.60}; must be a whole number: save the load test anew"
         )
+    if found.get("unfinished"):
+        raise ConfigError(f"{path}: was interrupted with requests under way, so that the load is not known; test anew")
     failed = sum(1 for error in errors if error)
     if failed:
         raise ConfigError(f"{path}: {failed} requests failed, so that the load is not known; test without failures")

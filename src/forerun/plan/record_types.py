@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
-from typing import TypeGuard
 
+from forerun.core.finite_numbers import is_number
 from forerun.errors import ConfigError
 
 JSON_NAMES = {str: "a text", bool: "true or false", dict: "an object", list: "a list"}
@@ -64,13 +63,3 @@ def check_schedule(what: str, name: str, value: object, *, do: str) -> None:
                 f"{what}: got {name} with {entry!r:.80}; must have a list of three whole numbers there (the first and the last "
                 f"batch size, the length of drafts): {do}"
             )
-
-
-def is_number(value: object) -> TypeGuard[float]:
-    """Whether a value is a number that can be computed with: finite, and not so long that no float has it."""
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
-        return False
-    try:
-        return math.isfinite(value)
-    except OverflowError:
-        return False

@@ -109,17 +109,34 @@ class EngineModel:
         whole = math.ceil((load.isl + load.osl + num_draft_tokens) / self.block_size)  # of one alone, at its end
         return max(int(root**2), int(whole <= self.num_blocks))
 
-    def check_holds(self, load: Load, num_places: int) -> None:
-        """Refuse a load of which so many sequences fit, where that is none.
+    def beside(self, speculation: Speculation | None) -> EngineModel:
+        """The same engine with a drafter, for which it may have fewer KV blocks; no sequence is longer than all of them hold."""
+        num_blocks = None if speculation is None else speculation.num_blocks
+        if num_blocks is None or num_blocks == self.num_blocks:
+            return self
+        longest = min(self.max_model_len, num_blocks * self.block_size)
+        return replace(self, num_blocks=num_blocks, max_model_len=longest)
+
+    def places_beside(self, load: Load, speculation: Speculation | None) -> int:
+        """Sequences of a load that fit at once with a drafter and its drafts, see `num_places`.
 
         Raises:
-            ConfigError: it is.
+            ConfigError: not one does.
         """
-        if not num_places:
-            raise ConfigError(
-                f"load: one sequence of {load.isl + load.osl:g} tokens needs more than the profile's {self.num_blocks} blocks "
-                f"of {self.block_size} tokens; give the engine more KV memory and profile again"
+        own, num_tokens = self.beside(speculation), load.isl + load.osl
+        places = own.num_places(load, speculation.most_nodes if speculation else 0)
+        if places and num_tokens <= own.max_model_len:
+            return places
+        beside, others = "", ""
+        if speculation is not None and own is not self:
+            beside, others = (
+                f" that are left beside the drafter of {speculation.name}",
+                ", or plan others with --method",
             )
+        raise ConfigError(
+            f"load: one sequence of {num_tokens:g} tokens needs more than the profile's {own.num_blocks} blocks "
+            f"of {self.block_size} tokens{beside}; give the engine more KV memory and profile again{others}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,9 +193,7 @@ class ServingPolicy:
         Raises:
             ConfigError: not one of its sequences fits into the engine's KV memory.
         """
-        places = engine.num_places(load, self.speculation.most_nodes if self.speculation else 0)
-        engine.check_holds(load, places)
-        limit = min(self.max_num_seqs, places)
+        limit = min(self.max_num_seqs, engine.places_beside(load, self.speculation))
         table = step_table(engine.step_times, self.speculation, max_batch_size=limit, context=mean_context(load))
         return replace(self, max_num_seqs=limit, table=table)
 
@@ -211,9 +226,7 @@ def serving_policies(
     for speculation in speculations:
         if speculation is None and not engine.has_plain_steps:
             continue
-        places = engine.num_places(load, speculation.most_nodes if speculation else 0)
-        engine.check_holds(load, places)
-        most = min(engine.max_num_seqs, places)
+        most = min(engine.max_num_seqs, engine.places_beside(load, speculation))
         table = step_table(engine.step_times, speculation, max_batch_size=most, context=mean_context(load))
         seen: set[bytes] = set()
         for lengths, limit in itertools.product(_length_rules(table, speculation, most), _batch_limits(most)):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from forerun.core.draft import Draft
+from forerun.core.finite_numbers import is_number
 from forerun.errors import ConfigError
 from forerun.verify.base import Verdict, Verifier
 from forerun.verify.judging import Chance, IndependentVerifier, Target
@@ -92,12 +92,8 @@ def accept_at_rates(draft: Draft, target: Target, chance: Chance, *, rates: Sequ
     return Verdict(tuple(accepted), target.token(node))
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
 def _check_rates(rates: Sequence[float]) -> None:
-    fits = isinstance(rates, (list, tuple)) and all(_is_number(rate) and 0.0 <= rate <= 1.0 for rate in rates)
+    fits = isinstance(rates, (list, tuple)) and all(is_number(rate) and 0.0 <= rate <= 1.0 for rate in rates)
     if not fits or any(later > earlier for earlier, later in pairwise(rates)):
         raise ConfigError(
             f"synthetic_acceptance_rates: got {rates!r}; must be a list of numbers from 0 to 1 that never rise, "
@@ -106,7 +102,7 @@ def _check_rates(rates: Sequence[float]) -> None:
 
 
 def _check_length(length: float) -> None:
-    if not _is_number(length) or length < 1.0:
+    if not is_number(length) or length < 1.0:
         raise ConfigError(
             f"synthetic_acceptance_length: got {length!r}; must be a number from 1 to num_speculative_tokens + 1"
         )

@@ -8,8 +8,10 @@ import shlex
 import subprocess
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import yaml
+from safetensors.numpy import save_file
 
 from forerun.config.settings import EngineSettings
 from forerun.errors import ConfigError
@@ -49,6 +51,14 @@ def options(words):
 
 def value(words, option):
     return words[words.index(option) + 1]
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [("org/Some_Model-1B", "some-model-1b"), ("/models/llama/", "llama"), ("Q4.gguf", "q4-gguf"), ("__", "model")],
+)
+def test_deployments_are_named_after_the_model(model, name):
+    assert replace(request(), model=model).name == name
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
@@ -204,9 +214,64 @@ def test_the_memory_of_a_server_has_room_for_the_drafters_part_of_each_block(pro
     assert plain == other
     assert drafting.kv_bytes - plain.kv_bytes == profile.num_blocks * 10_000
     assert drafting.memory_mib - plain.memory_mib == pytest.approx(profile.num_blocks * 10_000 / 2**20, abs=1)
-    on_gpu = request(with_engine(PLAN, device="cuda"), profile_folder=profile_folder, speculative_config=head)
-    assert resources_of(on_gpu).kv_bytes == plain.kv_bytes
-    assert any("fewer blocks than planned" in note for note in emit("kubernetes", on_gpu).notes)
+
+
+def with_head(profile_folder, device):
+    """A plan on a device that drafts with a head of 20 MB, and the profile's engine without one."""
+    profile = Profile.load(profile_folder)
+    save_file({"fc.weight": np.zeros((2500, 4000), np.float16)}, profile_folder / "model.safetensors")
+    head = profile.configs["head"] | {"model": str(profile_folder)}
+    replace(
+        profile, device=device, configs=profile.configs | {"head": head}, drafter_block_bytes={"head": 10_000}
+    ).save(profile_folder)
+    drafting, plain = (
+        request(with_engine(PLAN, device=device), profile_folder=profile_folder, speculative_config=config)
+        for config in (head, None)
+    )
+    return drafting, plain
+
+
+def test_the_memory_of_a_server_has_room_for_the_drafters_weights(profile_folder):
+    drafting, plain = with_head(profile_folder, "cpu")
+    with_it, without = resources_of(drafting), resources_of(plain)
+    more = 20_000_000 + with_it.kv_bytes - without.kv_bytes
+    assert with_it.memory_mib - without.memory_mib == pytest.approx(more / 2**20, abs=1)
+    assert any("the drafter's 19 MiB" in note for note in emit("kubernetes", drafting).notes)
+
+
+def test_on_a_gpu_the_drafters_weights_take_of_the_memory_for_kv(profile_folder):
+    drafting, plain = with_head(profile_folder, "cuda")
+    assert resources_of(plain).kv_bytes - resources_of(drafting).kv_bytes == 20_000_000
+    settings = yaml.safe_load(emit("forerun", drafting).files["serve.yaml"])
+    assert settings["kv-cache-memory-bytes"] == resources_of(drafting).kv_bytes
+
+
+def test_a_drafter_that_leaves_too_little_for_the_longest_sequence_is_refused(profile_folder):
+    drafting, _ = with_head(profile_folder, "cuda")
+    profile = Profile.load(profile_folder)
+    replace(profile, num_blocks=PLAN.engine.max_model_len // profile.block_size).save(profile_folder)
+    with pytest.raises(ConfigError, match="has KV memory for 3600 tokens, and max_model_len is 4096"):
+        emit("forerun", drafting)
+
+
+@pytest.mark.parametrize("system", OWN)
+def test_what_is_not_known_of_a_drafters_memory_is_said(system, profile_folder):
+    head = Profile.load(profile_folder).configs["head"]
+    notes = emit(system, request(profile_folder=profile_folder, speculative_config=head)).notes
+    assert sum("not counted in memory: weights of the drafter 'some/head'" in note for note in notes) == 1
+    for known in (NGRAM, {"method": "self", "exit_layer": 2}, None):
+        notes = emit(system, request(profile_folder=profile_folder, speculative_config=known)).notes
+        assert not any("not counted" in note for note in notes)
+
+
+def test_the_profiled_kv_memory_is_given_where_weights_are_not_known(profile_folder):
+    """Of a model that runs through transformers' own code."""
+    profile = Profile.load(profile_folder)
+    replace(profile, weight_bytes=None, kv_bytes_per_token=None, kv_cache_memory_bytes=123_456).save(profile_folder)
+    emission = emit("kubernetes", request(profile_folder=profile_folder))
+    config, _, _ = yaml.safe_load_all(emission.files["forerun.yaml"])
+    assert yaml.safe_load(config["data"]["serve.yaml"])["kv-cache-memory-bytes"] == 123_456
+    assert any("the profile does not know what weights and KV take" in note for note in emission.notes)
 
 
 @pytest.mark.parametrize("system", ["vllm", "ray", "dynamo"])

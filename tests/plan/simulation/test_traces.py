@@ -154,6 +154,8 @@ def test_the_first_bad_line_of_mooncake_is_named(tmp_path, records, problem):
         (AZURE + "2023-13-16 18:15:46,3,4\n", "line 4: got TIMESTAMP='2023-13-16 18:15:46'"),
         (AZURE + "2023-11-16 18:15:51,3\n", "line 4: got GeneratedTokens=None"),
         (AZURE + "2023-11-16 18:15:51,-3,4\n", "line 4: got ContextTokens=-3"),
+        (AZURE + f"2023-11-16 18:15:51,{'9' * 5000},4\n", "line 4: got ContextTokens='999"),
+        (AZURE + "x" * 200_000, r"trace\.csv: not CSV \(field larger than"),
         (AZURE + "2023-11-16 18:15:40,3,4\n", "line 4: arrives at .* before the line ahead"),
     ],
 )
@@ -175,6 +177,10 @@ def test_the_first_bad_line_of_azure_is_named(tmp_path, content, problem):
         (json.dumps(LOAD_TEST | {"errors": 3}), "got errors=3; must be a list"),
         (json.dumps(LOAD_TEST | {"queue_times": 3}), "got queue_times=3; must be a list"),
         (json.dumps(LOAD_TEST | {"start_times": [0, 1, 10**400]}), r"request 2 \(from 0\): got start_times=1000"),
+        (
+            json.dumps(LOAD_TEST | {"unfinished": 1}),
+            "was interrupted with requests under way, whose lengths are not known",
+        ),
         (json.dumps(LOAD_TEST | {"errors": ["", "refused", ""]}), r"request 1 \(from 0\): failed \('refused'\)"),
         (json.dumps(LOAD_TEST | {"output_lens": [1, 2, -1]}), r"request 2 \(from 0\): got output_lens=-1"),
         (json.dumps(LOAD_TEST | {"start_times": [3.0, 1.0, 2.0]}), r"request 1 \(from 0\): arrives at 0.75 s, before"),

@@ -37,7 +37,7 @@ class EmitRequest:
     @property
     def name(self) -> str:
         """A name for deployments: lower case letters, digits and hyphens, as DNS has them (RFC 1123)."""
-        words = re.sub(r"[^a-z0-9]+", "-", self.model.rsplit("/", 1)[-1].lower()).strip("-")
+        words = re.sub(r"[^a-z0-9]+", "-", self.model.rstrip("/").rsplit("/", 1)[-1].lower()).strip("-")
         return words[:40].strip("-") or "model"
 
     def profile(self) -> Profile | None:

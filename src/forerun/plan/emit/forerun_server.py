@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from forerun.errors import ConfigError
 from forerun.plan.deployment_plan import Layout
+from forerun.plan.drafter_memory import NOTHING, DrafterMemory, drafter_memory, kv_memory, num_blocks
 from forerun.plan.emit.emission import FORERUN_FORMATS, Emission, EmitRequest, beside_script, script, yaml_text
-from forerun.plan.profile import Profile
 
 IMAGE = "forerun"  # docker build -f deploy/Dockerfile -t forerun .
 PORT = 8000
@@ -21,7 +21,6 @@ GRACE_SECONDS = DRAIN_SECONDS + 10  # until a server is killed, which ends itsel
 HEALTH_CHECK = f"import urllib.request; urllib.request.urlopen('http://127.0.0.1:{PORT}/health', timeout=4)"
 MIB = 2**20
 PROCESS_BYTES = 2**30  # of Python, its packages and activations
-WEIGHT_COPIES = 2  # while they are loaded: as they lie in the file, and packed for the kernels
 
 
 class _Resources(NamedTuple):
@@ -31,6 +30,7 @@ class _Resources(NamedTuple):
     gpus: int
     kv_bytes: int | None
     memory_mib: int | None
+    drafter: DrafterMemory = NOTHING
 
 
 def forerun(request: EmitRequest) -> Emission:
@@ -41,7 +41,7 @@ def forerun(request: EmitRequest) -> Emission:
             ["forerun", "serve", "--config", beside_script(CONFIG_FILE), "--port", f'"${{PORT:-{PORT}}}"']
         ),
     }
-    return Emission(files=files, notes=(*_several(request), *_kv_notes(request)))
+    return Emission(files=files, notes=(*_several(request), *_drafter_notes(request)))
 
 
 def compose(request: EmitRequest) -> Emission:
@@ -85,7 +85,7 @@ def compose(request: EmitRequest) -> Emission:
         *_image_notes(request),
         *_path_notes(request),
         *_resource_notes(request),
-        *_kv_notes(request),
+        *_drafter_notes(request),
         *_several(request),
         *(() if is_one else (together,)),
     )
@@ -159,7 +159,7 @@ def kubernetes(request: EmitRequest) -> Emission:
         "models are read anew by each pod: mount a volume that they share in place of the emptyDir to read them once",
         *_core_notes(request),
         *_resource_notes(request),
-        *_kv_notes(request),
+        *_drafter_notes(request),
     )
     return Emission(files={"forerun.yaml": yaml_text(*documents)}, notes=notes)
 
@@ -211,11 +211,12 @@ def container_options(request: EmitRequest) -> dict[str, Any]:
 def resources_of(request: EmitRequest) -> _Resources:
     """A core for each thread that computed or GPUs, and with the profile's folder the memory of its KV cache and weights.
 
-    On a CPU the KV cache has as many blocks as were profiled, the drafter's part of each included. On GPUs, which were full, it has
-    the memory that was profiled, so that a drafter with KV leaves fewer blocks. Weights of drafters are not counted.
+    The KV cache has as many blocks as were planned, the drafter's part of each included: see `kv_memory`. Of weights, the drafter's
+    too, the largest are there twice while they are loaded: as they lie in the file, and packed for the kernels.
 
     Raises:
-        ConfigError: the folder has no profile, or another one than the plan was made from.
+        ConfigError: the folder has no profile, or another one than the plan was made from, or the drafter leaves no room for
+            the planned engine's longest sequence.
     """
     engine, profile = request.plan.engine, request.profile()
     has_gpu = engine.device == "cuda"
@@ -223,22 +224,22 @@ def resources_of(request: EmitRequest) -> _Resources:
     kernels = request.plan.profile.get("kernels", "") if profile is None else profile.kernels
     threads = None if has_gpu else re.search(r"(\d+) threads", str(kernels))  # of one process
     count = int(threads[1]) * engine.tensor_parallel_size if threads else None
-    if profile is None or profile.kv_bytes_per_token is None or profile.weight_bytes is None:
+    if profile is None:
         return _Resources(count, gpus, None, None)
-    kv_bytes = profile.kv_cache_memory_bytes
-    if kv_bytes is None:
-        kv_bytes = profile.num_blocks * profile.block_size * profile.kv_bytes_per_token
-    if not has_gpu:  # whose memory has no room beside what was profiled
-        kv_bytes += profile.num_blocks * _drafter_block_bytes(request, profile)
-    total = WEIGHT_COPIES * profile.weight_bytes + PROCESS_BYTES * engine.tensor_parallel_size
+    config = request.plan.speculative_config
+    drafter, num_tokens = drafter_memory(profile, config), num_blocks(profile, config) * profile.block_size
+    if num_tokens < min(engine.max_model_len, profile.num_blocks * profile.block_size):
+        raise ConfigError(
+            f"speculative_config: beside its drafter an engine has KV memory for {num_tokens} tokens, and max_model_len is "
+            f"{engine.max_model_len}; must be at most that: plan with this drafter, or give a smaller one"
+        )
+    kv_bytes = kv_memory(profile, drafter)
+    if kv_bytes is None or profile.weight_bytes is None:
+        return _Resources(count, gpus, kv_bytes, None, drafter)
+    weights = (profile.weight_bytes, *drafter.models)
+    total = sum(weights) + max(weights) + drafter.tables + PROCESS_BYTES * engine.tensor_parallel_size
     total += 0 if has_gpu else kv_bytes  # which lies in the memory of the GPUs
-    return _Resources(count, gpus, kv_bytes, math.ceil(total / MIB))
-
-
-def _drafter_block_bytes(request: EmitRequest, profile: Profile) -> int:
-    """What the planned drafter adds to each KV block; 0 where that is not known."""
-    names = profile.configs_like(request.plan.speculative_config or {})
-    return max((profile.drafter_block_bytes.get(name, 0) for name in names), default=0)
+    return _Resources(count, gpus, kv_bytes, math.ceil(total / MIB), drafter)
 
 
 def _pod_resources(resources: _Resources) -> dict[str, Any]:
@@ -264,21 +265,23 @@ def _core_notes(request: EmitRequest) -> tuple[str, ...]:
 
 
 def _resource_notes(request: EmitRequest) -> tuple[str, ...]:
-    if resources_of(request).memory_mib is None:
-        return ("memory is not limited: with --profile it is that of the profiled KV cache and the weights",)
+    resources = resources_of(request)
+    if resources.memory_mib is None:
+        unknown = "the profile does not know what weights and KV take"
+        given = "with --profile it is that of the profiled KV cache and the weights"
+        return (f"memory is not limited: {given if request.profile_folder is None else unknown}",)
     kv = "" if request.plan.engine.device == "cuda" else "the profiled KV cache, "
-    drafter = "" if request.plan.speculative_config is None else "; weights of a drafter come on top"
+    taken = (sum(resources.drafter.models) + resources.drafter.tables) / MIB
+    drafter = f", the drafter's {taken:.0f} MiB" if taken else ""
     return (
-        f"the limit of memory is an estimate: {kv}the weights twice while loading, and 1 GiB for each process{drafter}",
+        f"the limit of memory is an estimate: {kv}the weights{drafter}, the largest once more while they are loaded, and 1 GiB "
+        "for each process",
     )
 
 
-def _kv_notes(request: EmitRequest) -> tuple[str, ...]:
-    """Where a drafter takes its part of the KV memory that was profiled without one."""
-    profile = request.profile()
-    if profile is None or request.plan.engine.device != "cuda" or not _drafter_block_bytes(request, profile):
-        return ()
-    return ("the drafter's KV lies in the KV memory that was profiled without it: there are fewer blocks than planned",)
+def _drafter_notes(request: EmitRequest) -> tuple[str, ...]:
+    """What is not known of the drafter, so that it is in no memory that was counted."""
+    return tuple(f"not counted in memory: {what}" for what in resources_of(request).drafter.unknown)
 
 
 def _image_notes(request: EmitRequest) -> tuple[str, ...]:
@@ -307,7 +310,8 @@ def _models_of(config: Any) -> list[Any]:
     """The model of a drafter, and those of the drafters that it has."""
     if not isinstance(config, dict):
         return []
-    parts = (config.get("drafter"), *(config.get("drafters") or ()))
+    several = config.get("drafters")
+    parts = [config.get("drafter"), *(several if isinstance(several, list) else ())]
     return [config.get("model"), *(model for part in parts for model in _models_of(part))]
 
 

@@ -18,6 +18,7 @@ from forerun.errors import ConfigError, did_you_mean
 from forerun.executor.simulated import DraftSeconds, drafting_is_free
 from forerun.executor.simulated_text import NOTHING_DRAFTED, ConditionalAcceptance, Drafted, Drafting, DraftShape
 from forerun.plan.draft_trace import DraftTrace
+from forerun.plan.drafter_memory import num_blocks
 from forerun.plan.profile import Profile
 from forerun.plan.simulation.arrivals import Floats
 from forerun.plan.simulation.fleet import Fleet, request_seed
@@ -186,16 +187,16 @@ def profiled_engine(
             f"max_num_batched_tokens: got {max_num_batched_tokens}; must be at least max_num_seqs ({max_num_seqs}), one for each "
             "sequence: raise it, or lower max_num_seqs"
         )
-    largest = LargestStep()
+    largest, blocks = LargestStep(), num_blocks(profile, config)
     settings = SimulationSettings(
         step_seconds=step_seconds(step_times, serving, largest),
         decode_seconds=decode_seconds(step_times, serving, largest),
         draft_seconds=draft_seconds(cost),
         drafting=drafting,
         vocab_size=profile.vocab_size,
-        num_blocks=profile.num_blocks,
+        num_blocks=blocks,
         block_size=profile.block_size,
-        max_model_len=profile.max_model_len,
+        max_model_len=min(profile.max_model_len, blocks * profile.block_size),
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
     )

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from forerun.core.file_version import is_version
+from forerun.core.finite_numbers import is_number
 from forerun.errors import ConfigError, did_you_mean
-from forerun.plan.record_types import is_number
 from forerun.plan.simulation.requests import SimulatedRequest
 
 MOONCAKE_PIECE = 512  # tokens that a hash id of mooncake's traces names
@@ -39,10 +39,12 @@ class _Line:
 
     def tokens(self, name: str, value: object) -> int:
         """A number of tokens, 1 or more."""
-        if isinstance(value, str) and re.fullmatch(r"-?\d+", value.strip()):
+        if isinstance(value, str) and re.fullmatch(r"-?\d{1,18}", value.strip()):
             value = int(value)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise self.error(f"got {name}={value!r}; must be an integer of 1 or more; mend the line, or leave it out")
+            raise self.error(
+                f"got {name}={value!r:.60}; must be an integer of 1 or more; mend the line, or leave it out"
+            )
         return value
 
     def number_of(self, name: str, value: object) -> float:
@@ -72,6 +74,8 @@ def read_trace(path: Path, *, piece_size: int = MOONCAKE_PIECE) -> list[Simulate
         raise ConfigError(f"{path}: {error.strerror or 'unreadable'}; give a trace") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not a text in UTF-8 ({error.reason}); give a trace") from None
+    except csv.Error as error:
+        raise ConfigError(f"{path}: not CSV ({error}); give a trace") from None
     if not requests:
         raise ConfigError(f"{path}: has no requests; give a trace with at least one")
     return requests
@@ -244,6 +248,10 @@ def _read_load_test(path: Path, _: int) -> list[SimulatedRequest]:
         )
     if not isinstance(found, dict) or not all(isinstance(found.get(key), list) for key in LOAD_TEST_KEYS):
         raise ConfigError(f"{path}: has no {', '.join(LOAD_TEST_KEYS)}; save a load test with --save-detailed")
+    if found.get("unfinished"):
+        raise ConfigError(
+            f"{path}: was interrupted with requests under way, whose lengths are not known; give a load test that ended"
+        )
     starts, prompts, answers = (found[key] for key in LOAD_TEST_KEYS)
     waits = found.get("queue_times") or [0.0] * len(starts)
     errors = found.get("errors") or [""] * len(starts)

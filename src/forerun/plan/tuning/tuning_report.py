@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from statistics import median
 from typing import Any
 
@@ -83,6 +84,12 @@ class TuningReport:
 
         return pareto_front(list(found), costs)
 
+    def shown_attainment(self, run: RunFigures) -> str:
+        """The share of a run's requests that kept all goals, in as many digits as tell whether they are enough."""
+        kept, wanted = run.attainment or 0.0, 0.0 if self.sla is None else self.sla.attainment
+        digits = next(n for n in count() if (round(kept, n + 2) >= wanted) == (kept >= wanted))
+        return f"{round(kept, digits + 2):.{digits}%}"
+
     def reasons(self) -> list[str]:
         """Why this configuration, in sentences."""
         best, criterion = self.choice.name, self.objective.criteria[0].name
@@ -115,13 +122,13 @@ class TuningReport:
         return lines
 
     def _goals_kept(self, runs: RunFigures, sla: Sla) -> str:
-        kept = runs.attainment or 0.0
-        if kept >= sla.attainment:
-            return f"{kept:.0%} of the requests keep all goals; {sla.attainment:.0%} were to."
-        most = max(run.attainment or 0.0 for run in self.medians.values())
+        kept, wanted = self.shown_attainment(runs), f"{100 * sla.attainment:g}%"
+        if (runs.attainment or 0.0) >= sla.attainment:
+            return f"{kept} of the requests keep all goals; {wanted} were to."
+        most = max(self.medians.values(), key=lambda run: run.attainment or 0.0)
         return (
-            f"NOT ENOUGH: {kept:.0%} of the requests keep all goals, {sla.attainment:.0%} were to; of all that was run the "
-            f"most is {most:.0%}. Lower the load, or add replicas (forerun plan)."
+            f"NOT ENOUGH: {kept} of the requests keep all goals, {wanted} were to; of all that was run the "
+            f"most is {self.shown_attainment(most)}. Lower the load, or add replicas (forerun plan)."
         )
 
     def _gain_over_auto(self) -> float | None:

@@ -1,0 +1,255 @@
+"""What a drafter takes of an engine's memory: weights, as far as they are known without loading them, tables, its part of KV blocks.
+
+No torch is needed for that: sizes are those of the files' headers and of the profile. Nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from forerun.core.finite_numbers import is_number
+from forerun.drafters.registry import DRAFTERS, method_of_checkpoint, renamed_method
+from forerun.errors import ConfigError, ForerunError
+from forerun.models.gguf.file import open_gguf
+from forerun.models.model_folder import CONFIG_FILE, find_gguf, read_json
+from forerun.models.weights_summary import HEADER_LENGTH, MOST_HEADER_BYTES
+from forerun.plan.profile import Profile
+
+LOOK_UPS = ("ngram", "ngram_gpu", "suffix", "recycle", "extract_hidden_states")
+"""Methods without weights and without KV."""
+
+AUTO_MEMORY = 0.1
+"""What "auto" may take by default, as a share of the target's weights."""
+
+MOST_AUTO_MEMORY = 100.0  # that it may be given
+
+WIDTHS = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
+"""Bytes of a weight as it is loaded, by the engine's dtype."""
+
+LEAST_WIDTHS = {"float32": 4.0, "bfloat16": 1.5, "float16": 2.0}
+"""The same, as the kernels may store it without changing it."""
+
+MOST_ROUNDED, LEAST_ROUNDED = 34 / 32, 18 / 32
+"""Bytes of a weight that is rounded to few bits: of a head in int4, and of a layer in int4-symmetric."""
+
+FLOATS = ("F64", "F32", "F16", "BF16")
+SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
+MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrafterMemory:
+    """What a drafter takes, in bytes.
+
+    `models` are the weights of each of its networks, which lie where the target's do, `tables` what look-ups may remember, in
+    the host's memory, and `block` is what it adds to each KV block. `unknown` says of what the size is not known.
+    """
+
+    models: tuple[int, ...] = ()
+    tables: int = 0
+    block: int = 0
+    unknown: tuple[str, ...] = ()
+
+
+NOTHING = DrafterMemory()
+
+
+def drafter_memory(profile: Profile, config: Mapping[str, Any] | None) -> DrafterMemory:
+    """What the drafter of a configuration takes beside the profile's engine."""
+    if config is None:
+        return NOTHING
+    found, sizes = _weights(profile, config), profile.drafter_block_bytes
+    measured = [sizes[name] for name in profile.configs_like(config) if name in sizes]
+    if measured or found == NOTHING:
+        return replace(found, block=max(measured, default=0))
+    return replace(found, unknown=(*found.unknown, "what the drafter adds to each KV block, as it was not profiled"))
+
+
+def kv_memory(profile: Profile, drafter: DrafterMemory) -> int | None:
+    """Bytes that an engine with a drafter gets for KV; None: the profile does not know them.
+
+    On a CPU they hold as many blocks as were profiled, the drafter's part of each included. On a GPU, which the profiled engine
+    filled, they are no more than that one had, and the drafter's weights take of them.
+    """
+    profiled = _profiled_kv(profile)
+    if profiled is None:
+        return None
+    if profile.device == "cuda":
+        return max(0, profiled - sum(drafter.models))
+    return profiled + profile.num_blocks * drafter.block
+
+
+def num_blocks(profile: Profile, config: Mapping[str, Any] | None) -> int:
+    """KV blocks of an engine with a configuration: as many as it finds room for in its `kv_memory`.
+
+    Raises:
+        ConfigError: there is room for none.
+    """
+    if config is None or profile.device != "cuda":
+        return profile.num_blocks
+    drafter = drafter_memory(profile, config)
+    profiled, left = _profiled_kv(profile), kv_memory(profile, drafter)
+    if profiled is None or left is None:
+        return profile.num_blocks
+    found = left * profile.num_blocks // (profiled + profile.num_blocks * drafter.block)
+    if not found:
+        raise ConfigError(
+            f"speculative_config: the drafter {config.get('model', config.get('method'))!r} takes {sum(drafter.models) / MIB:.0f} MiB "
+            f"for its weights, and the profile's engine has {profiled / MIB:.0f} MiB of KV memory; must leave room for a block of "
+            "it: take a smaller drafter, or plan others with --method"
+        )
+    return found
+
+
+def _profiled_kv(profile: Profile) -> int | None:
+    if profile.kv_cache_memory_bytes is not None:
+        return profile.kv_cache_memory_bytes
+    if profile.kv_bytes_per_token is None:
+        return None
+    return profile.num_blocks * profile.block_size * profile.kv_bytes_per_token
+
+
+def _weights(profile: Profile, config: Any) -> DrafterMemory:
+    """Weights and tables of a `speculative_config`, or of that of a drafter within it."""
+    if not isinstance(config, Mapping):
+        return _unknown(f"the drafter {config!r:.80}")
+    keys = {str(key).replace("-", "_"): value for key, value in config.items()}
+    method, model = keys.get("method"), keys.get("model")
+    if method is None and isinstance(model, str):
+        method = method_of_checkpoint(Path(model).name)
+    method = renamed_method(str(method)) or str(method)
+    if method in LOOK_UPS or (method == "self" and keys.get("exit_layer") is not None):
+        return NOTHING
+    if method == "hybrid" and isinstance(keys.get("drafters"), Sequence):
+        return _sum(_weights(profile, one) for one in keys["drafters"])
+    if method == "auto":
+        return _of_auto(profile, keys)
+    if method == "self":
+        return _of_self(profile)
+    if method == "mtp":
+        return _of_mtp(profile)
+    if method in DRAFTERS and isinstance(model, str):
+        return _of_model(profile, model, is_rounded=keys.get("quantization") is not None)
+    return _unknown(f"weights of the drafter {method!r:.80}")
+
+
+def _of_auto(profile: Profile, keys: Mapping[str, Any]) -> DrafterMemory:
+    """What "auto" may take, and a drafter of the user's own; a GPU that computes whole steps looks up by itself."""
+    own = keys.get("drafter")
+    if own is None and profile.device == "cuda" and profile.kernel_settings.get("device_step") is not False:
+        return NOTHING
+    given, share = NOTHING if own is None else _weights(profile, own), keys.get("auto_memory", AUTO_MEMORY)
+    if profile.weight_bytes is None or not is_number(share) or not 0.0 <= share <= MOST_AUTO_MEMORY:
+        return _sum([given, _unknown("what auto may take, a share of the target's weights")])
+    return _sum([given, DrafterMemory(tables=int(share * profile.weight_bytes))])
+
+
+def _of_self(profile: Profile) -> DrafterMemory:
+    """The target in fewer bits, at most."""
+    if profile.weight_bytes is None:
+        return _unknown("weights of the target in fewer bits")
+    width = LEAST_WIDTHS.get(profile.dtype, LEAST_WIDTHS["bfloat16"]) if profile.quantization is None else LEAST_ROUNDED
+    return DrafterMemory(models=(int(profile.weight_bytes * MOST_ROUNDED / width),))
+
+
+def _of_mtp(profile: Profile) -> DrafterMemory:
+    """A layer of the target and what goes before it, as "auto" counts them."""
+    folder, num_layers = _folder_of(profile.model), None
+    if folder is not None and (folder / CONFIG_FILE).is_file():
+        try:
+            num_layers = read_json(folder / CONFIG_FILE).get("num_hidden_layers")
+        except ForerunError:
+            num_layers = None
+    if profile.weight_bytes is None or not isinstance(num_layers, int) or num_layers < 1:
+        return _unknown("weights of the target's MTP layers")
+    return DrafterMemory(models=(2 * profile.weight_bytes // num_layers,))
+
+
+def _of_model(profile: Profile, model: str, *, is_rounded: bool) -> DrafterMemory:
+    """A model or a head of its own, by its files."""
+    folder = _folder_of(model)
+    width = MOST_ROUNDED if is_rounded else WIDTHS.get(profile.dtype, WIDTHS["float32"])
+    try:
+        num_bytes = (
+            0 if folder is None else _num_bytes(folder, width, keeps_blocks=profile.kernels.startswith("native"))
+        )
+    except (ForerunError, OSError, ValueError, KeyError, TypeError, AttributeError):
+        num_bytes = 0
+    if not num_bytes:
+        return _unknown(f"weights of the drafter {model!r:.80}, whose files are not on this machine or cannot be read")
+    return DrafterMemory(models=(num_bytes,))
+
+
+def _num_bytes(folder: Path, width: float, *, keeps_blocks: bool) -> int:
+    """Bytes of all weights of a folder or a GGUF file, floats at so many bytes each."""
+    gguf = find_gguf(folder)
+    if gguf is not None:
+        places = open_gguf(gguf).tensors.values()
+        return sum(one.num_bytes if keeps_blocks else int(width * math.prod(one.shape)) for one in places)
+    tensors = [
+        tensor for file in _safetensors(folder) for name, tensor in _header(file).items() if name != "__metadata__"
+    ]
+    return sum(
+        int(width * math.prod(one["shape"]))
+        if one["dtype"] in FLOATS
+        else one["data_offsets"][1] - one["data_offsets"][0]
+        for one in tensors
+    )
+
+
+def _safetensors(folder: Path) -> list[Path]:
+    """The files that an engine reads of a folder."""
+    if (folder / SINGLE_FILE).exists():
+        return [folder / SINGLE_FILE]
+    return [folder / name for name in sorted(set(read_json(folder / INDEX_FILE)["weight_map"].values()))]
+
+
+def _header(file: Path) -> dict[str, Any]:
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(HEADER_LENGTH), "little")
+        found: dict[str, Any] = json.loads(stream.read(min(length, MOST_HEADER_BYTES)))
+    return found
+
+
+def _folder_of(model: str) -> Path | None:
+    """Where a model's files lie on this machine, looked for as an engine does: a path, a known name, a hub id; None: nowhere."""
+    try:
+        for path in (Path(model).expanduser(), known_folder(model)):
+            if path.exists():
+                return path
+        from huggingface_hub import try_to_load_from_cache  # here: importing it takes a second
+
+        found = try_to_load_from_cache(model, CONFIG_FILE)
+    except (OSError, RuntimeError, ValueError):  # no name of a file, a user or a repository
+        return None
+    return Path(found).parent if isinstance(found, str) else None
+
+
+def known_folder(name: str) -> Path:
+    """Where the model store has a known model: `models.store.model_path`, which would import torch."""
+    if own := os.environ.get("FORERUN_CACHE"):
+        return Path(own).expanduser() / "models" / name
+    shared = os.environ.get("XDG_CACHE_HOME")
+    return (Path(shared) if shared else Path.home() / ".cache") / "forerun" / "models" / name
+
+
+def _unknown(what: str) -> DrafterMemory:
+    return DrafterMemory(unknown=(what,))
+
+
+def _sum(parts: Iterable[DrafterMemory]) -> DrafterMemory:
+    """What drafters take that are there at once."""
+    found = NOTHING
+    for one in parts:
+        found = DrafterMemory(
+            models=(*found.models, *one.models),
+            tables=found.tables + one.tables,
+            unknown=(*found.unknown, *one.unknown),
+        )
+    return found
