@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from forerun.bench.profiling.profiler import Profiler
-from forerun.bench.profiling.stages import STAGES
+from forerun.bench.profiling.stages import STAGES, open_stages
 from forerun.cli import profile
 from forerun.cli.app import INTERRUPTED, main
 from forerun.plan.acceptance import AcceptanceProfile
@@ -67,6 +67,11 @@ def test_a_profile_is_written_and_shown(tmp_path: Path, capsys: pytest.CaptureFi
         (["--merge", "a", "b/a"], "give folders of different names"),
         (["--merge", "a", "b"], "a: has no profile.json"),
         (["--server", "localhost"], "must be a URL"),
+        (
+            ["--server", "http://127.0.0.1:9", "--max-num-batched-tokens", "0"],
+            "--max-num-batched-tokens: got 0; must be",
+        ),
+        (["--server", "http://127.0.0.1:9", "--tensor-parallel-size", "0"], "--tensor-parallel-size: got 0; must be"),
         (["--server", "http://127.0.0.1:9"], "no server answers"),
         (["--num-kv-tokens", "100"], "is for --server"),
         (["--output-dir", "pyproject.toml"], "Not a directory"),
@@ -114,6 +119,15 @@ def test_profiles_of_a_server_are_put_into_one_folder(tmp_path: Path, capsys: py
     assert "has a profile already" in capsys.readouterr().err
     assert main(["profile", "other", *words[2:], "--output-dir", str(tmp_path / "new")]) == 2
     assert "another model" in capsys.readouterr().err
+    begun = tmp_path / "begun"
+    open_stages(begun, {}).keep("round-0", {})
+    assert main([*words, "--output-dir", str(begun)]) == 2
+    assert "has an unfinished profile, which would be lost" in capsys.readouterr().err
+    assert main([*words, "--output-dir", str(begun), "--overwrite"]) == 0
+    assert not (begun / STAGES).exists(), "an earlier profile is deleted"
+    assert main([*words, "--output-dir", str(tmp_path / "plain"), "--overwrite"]) == 2
+    assert "is one of --merge and would be lost" in capsys.readouterr().err
+    assert Profile.load(tmp_path / "plain") == plain
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import json
 from dataclasses import replace
 
@@ -257,11 +258,24 @@ def test_a_folder_without_a_profile_is_refused(tune, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "options", [("--max-model-len", "64"), ("--kv-cache-memory-bytes", "9000000"), ("--block-size", "8")]
+    ("options", "said"),
+    [
+        (("--max-model-len", "64"), "engine.max_model_len 'None' instead of '64';"),
+        (("--kv-cache-memory-bytes", "9000000"), "engine.kv_cache_memory_bytes 'None' instead of '9000000';"),
+        (("--block-size", "8"), "engine.block_size '16' instead of '8';"),
+    ],
 )
-def test_a_folder_goes_on_only_with_the_same_engine(tune, begin, options):
+def test_a_folder_goes_on_only_with_the_same_engine(tune, begin, options, said):
     begin()
-    assert "is of a tuning with engine" in tune("--dry-run", *options, code=2).err
+    assert f"is of a tuning with {said}" in tune("--dry-run", *options, code=2).err
+
+
+def test_a_tuning_leaves_a_servers_pools_as_they_are(tune, tmp_path):
+    pools = tmp_path / "pools"
+    tune("--pools-folder", str(pools))
+    gc.collect()  # engines save when they are gone
+    assert not pools.exists()
+    assert yaml.safe_load((tmp_path / "tuned" / "serve.yaml").read_text())["pools-folder"] == str(pools)
 
 
 def test_a_folder_goes_on_only_with_the_same_machine_and_profile(tune, begin, tmp_path, model):

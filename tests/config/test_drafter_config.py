@@ -42,6 +42,14 @@ def test_keys_without_effect_are_warned_of(caplog):
     assert "disable_padded_drafter_batch has no effect" in caplog.text
 
 
+def test_a_key_in_two_spellings_is_refused():
+    twice = {"num-speculative-tokens": 2, "num_speculative_tokens": 3}
+    said = "given twice in speculative_config, as 'num-speculative-tokens' and as 'num_speculative_tokens'; keep one"
+    for given in ({"method": "ngram", **twice}, {"method": "hybrid", "drafters": [{"method": "ngram", **twice}]}):
+        with pytest.raises(ConfigError, match=said):
+            resolve_speculative(given)
+
+
 def test_one_process_is_all_there_is():
     resolve_speculative({"method": "ngram", "num_speculative_tokens": 2, "draft_tensor_parallel_size": 1})
     with pytest.raises(ConfigError, match="draft_tensor_parallel_size: got 4; must be 1"):

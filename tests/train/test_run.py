@@ -19,6 +19,7 @@ from forerun.models.heads.eagle3 import load_eagle3
 from forerun.models.tokenizer import Tokenizer
 from forerun.train import estimates, head_trainer
 from forerun.train.run import TrainingRun
+from forerun.train.run_folder import texts_of_run
 from forerun.train.run_settings import RunSettings
 from forerun.train.texts import read_texts
 from forerun.train.writing import WritingLimits
@@ -292,6 +293,25 @@ def test_texts_of_another_run_are_trained_on_and_what_was_planned_stays(tmp_path
     TrainingRun(asked, lambda found: None)
     with pytest.raises(ConfigError, match=r"--epochs: got 20.0, but the \d+ steps .* were planned for 2.5"):
         TrainingRun(replace(asked, epochs=20.0), lambda found: None)
+
+
+@needs_kernels
+def test_texts_of_another_run_are_read_once(tmp_path, monkeypatch):
+    first = settings(tmp_path)
+    with pytest.raises(TornDownError):
+        TrainingRun(first, stop_in("mask")).go()
+    read = []
+
+    def counted(source, fingerprint):
+        read.append(source)
+        return texts_of_run(source, fingerprint)
+
+    monkeypatch.setattr("forerun.train.run.texts_of_run", counted)
+    asked = replace(first, prompts=None, texts=(first.output,), output=tmp_path / "second")
+    for _ in range(2):
+        with pytest.raises(TornDownError):
+            TrainingRun(asked, stop_in("mask")).go()
+    assert read == [first.output]
 
 
 @needs_kernels

@@ -16,7 +16,7 @@ from cyclopts import Group, Parameter, Token
 from rich.console import Console
 from rich.table import Table
 
-from forerun.bench.profiling.stages import check_folder, is_begun
+from forerun.bench.profiling.stages import check_folder, delete_profile, is_begun
 from forerun.cli import loading
 from forerun.cli.bench import parse_numbers
 from forerun.cli.bench_compare import read_configs
@@ -173,7 +173,7 @@ def profile(
         model: A folder, a .gguf file, a known name (see "forerun models list") or a hub id org/name; with --server
             the model's name there.
         output_dir: The folder to write, by default profile-MODEL.
-        overwrite: Begin anew, whatever the folder has.
+        overwrite: Begin anew, whatever the folder has; an earlier profile in it is deleted, other files stay.
         json_output: Print the profile as one line of JSON, and nothing else, on standard output.
 
     Examples:
@@ -187,11 +187,13 @@ def profile(
     if engine.kv_transfer_config is not None:
         raise ConfigError("--kv-transfer-config: profile saves no hidden states; leave it out")
     folder = _default_folder(model) if output_dir is None else output_dir
-    check_folder(folder, overwrite=overwrite)
+    check_folder(folder, overwrite=overwrite, goes_on=server.merge is None)
     interruptible = resumable(lambda: is_begun(folder), without="--overwrite" if overwrite else None)
     if server.merge is not None:
         _refuse_measuring(drafters, grid, engine)
-        found = _merged(model, server.merge)
+        found = _merged(model, server.merge, into=folder)
+        if overwrite:
+            delete_profile(folder)
         found.save(folder)
     elif server.server is None:
         target, task = _local(model, drafters, grid, engine)
@@ -267,11 +269,11 @@ def _refuse_measuring(drafters: DrafterOptions, grid: GridOptions, engine: Engin
         raise ConfigError("--merge: nothing is measured, so what is drafted, the grid and engine options do not apply")
 
 
-def _merged(model: str, folders: Sequence[Path]) -> Profile:
+def _merged(model: str, folders: Sequence[Path], *, into: Path) -> Profile:
     """The profiles of a server in some folders, as one; configurations get the names of the folders.
 
     Raises:
-        ConfigError: one is of another model or engine, or two folders have the same name.
+        ConfigError: one is of another model or engine, two folders have the same name, or one would be written to.
     """
     from forerun.plan.merged_profile import merged_profile
     from forerun.plan.profile import Profile
@@ -281,6 +283,8 @@ def _merged(model: str, folders: Sequence[Path]) -> Profile:
         raise ConfigError(
             f"--merge: got {', '.join(names)}, which name configurations; give folders of different names"
         )
+    if into.resolve() in [folder.resolve() for folder in folders]:
+        raise ConfigError(f"--output-dir: got {into}, which is one of --merge and would be lost; give another folder")
     parts = {name: Profile.load(folder) for name, folder in zip(names, folders, strict=True)}
     for one in parts.values():
         one.check_fits(model=model)

@@ -225,7 +225,8 @@ def _settings(
     usual = "goodput" if sla is not None else "throughput" if load.rate is None else "latency"
     given = read_prompts(prompts)[: workload.num_prompts]
     space = _space(load, search, engine, temperature=workload.temperature)
-    engine_settings = EngineSettings.from_keywords(model, engine.plain_settings())
+    no_pools = {"pools_folder": None}  # where the tuning's answers would take the place of users'
+    engine_settings = EngineSettings.from_keywords(model, engine.plain_settings() | no_pools)
     target = loading.load_target(engine_settings)
     if target.tokenizer is None:
         raise ConfigError(f"--prompts: {model} has no tokenizer to read them with; give a folder that holds one")
@@ -377,7 +378,7 @@ def _show(report: TuningReport, config: Path, picture: Path | None, console: Con
             f"{1e3 * run.tpot.mean:.2f}",
             f"{1e3 * run.tpot.p95:.2f}",
         ]
-        cells += [f"{run.attainment:.0%}"] if run.attainment is not None else []
+        cells += [report.shown_attainment(run)] if run.attainment is not None else []
         cells += ["-" if run.joules_per_token is None else f"{run.joules_per_token:.2f}"] if has_energy else []
         style = "bold" if name == report.choice.name else ""
         table.add_row(Text(name, style=style), *cells, "yes" if name in front else "")

@@ -63,13 +63,18 @@ def read_keys(given: Any) -> dict[str, Any]:
     """The user's keys, with underscores.
 
     Raises:
-        ConfigError: it is no dict, or a key is vLLM's of older days.
+        ConfigError: it is no dict, a key is given in two spellings, or is vLLM's of older days.
     """
     if not isinstance(given, Mapping):
         raise ConfigError(
             f"speculative_config: got {type(given).__name__}; must be a dict such as {{'method': 'ngram', ...}}"
         )
-    keys = {str(key).replace("-", "_"): value for key, value in given.items()}
+    spellings: dict[str, Any] = {}
+    for spelling in given:
+        first = spellings.setdefault(str(spelling).replace("-", "_"), spelling)
+        if first != spelling:
+            raise ConfigError(f"a key is given twice in speculative_config, as {first!r} and as {spelling!r}; keep one")
+    keys = {key: given[spelling] for key, spelling in spellings.items()}
     for old, new in REMOVED_KEYS.items():
         if old in keys:
             raise UnknownKeyError(f"speculative_config: {old!r} is no longer a key; write {new!r}")

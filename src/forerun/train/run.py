@@ -127,9 +127,9 @@ class TrainingRun:
             most = self.plans.count * self._limits.most_conversation * (settings.epochs or MOST_EPOCHS)
             count_steps(most, settings.batch_tokens)
         self._begun = None if settings.begin_with is None else begin_from_head(settings.begin_with, self.target)
-        self._identity = settings.identity(path)
-        if not is_begun(settings.output):
-            self._read_sources()  # before there is a folder: one without texts would hold back the right command
+        self._identity = settings.identity(path, chat_template=self.tokenizer.chat_template)
+        # before there is a folder: one without texts would hold back the right command
+        self._sources = None if is_begun(settings.output) else self._read_sources()
         self.folder = RunFolder(settings.output, self._identity)
         self.folder.check_extent(settings.extent())
 
@@ -204,10 +204,11 @@ class TrainingRun:
         Raises:
             ConfigError: there are none, or they are of another model.
         """
+        sources, self._sources = self._sources or self._read_sources(), None  # they are not kept in memory
         self.folder.texts.unlink(missing_ok=True)
         origins: list[dict[str, Any]] = []
         with TextFile(self.folder.texts) as file:
-            for texts, writers in self._read_sources():
+            for texts, writers in sources:
                 origins += [writer for writer in writers if writer not in origins]
                 first = 1 + max((text.number for text in file.texts), default=-1)
                 for text in texts:

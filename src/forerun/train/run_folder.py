@@ -212,6 +212,7 @@ def _read_settings(path: Path) -> dict[str, Any]:
 
 
 def _check_same(stored: Mapping[str, Any], given: Mapping[str, Any], output: Path) -> None:
+    stored = {"chat_template": given.get("chat_template"), **stored}  # older runs did not note theirs
     other = [name for name in {**stored, **given} if stored.get(name) != given.get(name)]
     if other:
         found = ", ".join(f"{name} {stored.get(name)!r} instead of {given.get(name)!r}" for name in sorted(other))

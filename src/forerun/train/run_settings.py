@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -87,14 +88,19 @@ class RunSettings:
                 f"--budget: got {self.budget:.0f} seconds, in which nothing can be trained; give at least {LEAST_BUDGET:.0f}s"
             )
 
-    def identity(self, model: Path) -> dict[str, Any]:
+    def identity(self, model: Path, *, chat_template: str | Mapping[str, str] | None) -> dict[str, Any]:
         """Return what must be the same when a run goes on: files count by their content.
+
+        Args:
+            model: the target's folder or file.
+            chat_template: what lays its conversations out, of which its fingerprint says nothing.
 
         Raises:
             ConfigError: a file cannot be read.
         """
         return {
             "fingerprint": fingerprint_of_files(model),
+            "chat_template": _short_digest(json.dumps(chat_template, sort_keys=True).encode()),
             "method": self.method,
             "prompts": None if self.prompts is None else _digest("--prompts", self.prompts),
             "magpie": self.magpie,
@@ -144,6 +150,10 @@ def origin_of(identity: Mapping[str, Any]) -> str:
 def _digest(option: str, path: Path) -> str:
     """Return a digest of a file's content."""
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+        return _short_digest(path.read_bytes())
     except OSError as error:
         raise ConfigError(f"{option}: cannot read {path} ({error}); give a file") from None
+
+
+def _short_digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]

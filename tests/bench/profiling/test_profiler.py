@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,8 +10,7 @@ import numpy as np
 import pytest
 
 from forerun.bench.profiling import step_sweep
-from forerun.bench.profiling.output import PAGE_FILE
-from forerun.bench.profiling.stages import digest, open_stages
+from forerun.bench.profiling.stages import PAGE_FILE, digest, open_stages
 from forerun.errors import ConfigError, ForerunError
 from forerun.plan.dynamo_files import DECODE_FILE, DECODE_KEYS, MOCKER_KEYS, PREFILL_FILE, PREFILL_KEYS, read_arrays
 from forerun.plan.profile import Profile
@@ -145,7 +145,8 @@ def test_an_interrupted_profile_measures_only_what_is_missing(tmp_path: Path, mo
     shares: list[float] = []
     again = profiler(tmp_path / "p")
     again.announce, again.advance = said.append, shares.append
-    again.run()
+    (tmp_path / "p" / "stages" / "seconds.json").write_text('{"seconds": 1e6}')
+    assert again.run().conditions["seconds"] > 1e6, "both pieces count"
     assert 0.0 < shares[0] < shares[1], "the round that was kept is done"
     assert [number for number in rounds if number >= 0][len(rounds_before) :] == [1]
     assert any("going on from there" in line for line in said)
@@ -204,6 +205,15 @@ def test_a_profile_goes_on_whatever_the_order_of_its_configurations_is_by_now(tm
     assert {name: again.trace(name).name for name in again.configs} == {"suffix": "suffix", "ngram": "ngram"}
 
 
+def test_a_profile_leaves_a_servers_pools_as_they_are(tmp_path: Path) -> None:
+    configs = {"suffix": {"method": "suffix", "num_speculative_tokens": 3}}
+    grid = replace(GRID, rounds=1, num_texts=1)
+    pools = tmp_path / "pools"
+    profiler(tmp_path / "p", configs=configs, grid=grid, settings=replace(settings(), pools_folder=pools)).run()
+    gc.collect()  # engines save when they are gone
+    assert [*pools.iterdir()] == []
+
+
 @pytest.mark.parametrize("stage", ["round-1", f"drafter-{digest('ngram')}"])
 def test_a_damaged_stage_is_named(tmp_path: Path, stage: str) -> None:
     profiler(tmp_path / "p").run()
@@ -222,8 +232,8 @@ def test_a_profile_goes_on_with_its_kv_memory_whatever_is_free_by_now(tmp_path: 
     anew = replace(profiler(tmp_path, settings=by_default), overwrite=True)
     assert anew._settings_as_begun().num_gpu_blocks_override is None
     assert profiler(tmp_path / "other", settings=by_default)._settings_as_begun() == by_default
-    larger = replace(by_default, model="larger")
-    assert profiler(tmp_path, settings=larger)._settings_as_begun() == larger, "whose blocks may not fit into memory"
+    for other in (replace(by_default, model="larger"), replace(by_default, gpu_memory_utilization=0.3)):
+        assert profiler(tmp_path, settings=other)._settings_as_begun() == other, "whose blocks may not fit into memory"
 
 
 def test_a_profile_begun_within_a_budget_goes_on_with_its_grid(tmp_path: Path) -> None:
@@ -237,13 +247,16 @@ def test_a_profile_begun_within_a_budget_goes_on_with_its_grid(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("changes", "name"),
     [
-        ({"prompts": {"a": [[30, 31] * 6, [40, 41] * 5], "b": [[50, 51, 52, 53]]}}, "prompts_digest"),
+        ({"prompts": {"a": [[30, 31] * 6, [40, 41] * 5], "b": [[50, 51, 52, 53]]}}, r"prompts_digest\.a"),
         ({"settings": replace(settings(), num_gpu_blocks_override=701)}, "num_blocks"),
         ({"settings": replace(settings(), tensor_parallel_size=2)}, "tensor_parallel_size"),
-        ({"settings": replace(settings(), device_step=False)}, "kernel_settings"),
+        ({"settings": replace(settings(), device_step=False)}, r"kernel_settings\.device_step"),
+        ({"settings": replace(settings(), load_format="dummy")}, "load_format"),
+        ({"settings": replace(settings(), gpu_memory_utilization=0.3)}, "gpu_memory_utilization"),
+        ({"settings": replace(settings(), pools_folder="pools")}, "pools_folder"),
     ],
 )
-def test_stages_of_other_prompts_memory_or_processes_are_not_taken(
+def test_stages_of_other_prompts_weights_memory_or_processes_are_not_taken(
     tmp_path: Path, changes: dict[str, object], name: str
 ) -> None:
     first = profiler(tmp_path)

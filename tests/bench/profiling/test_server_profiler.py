@@ -190,6 +190,8 @@ def test_foreruns_own_server_is_profiled_planned_and_started_again(tmp_path: Pat
         found = profile_server(given, tmp_path / "p")
         with pytest.raises(ConfigError, match="drafts, by its own counters"):
             profile_server(replace(given, speculative_config=None), tmp_path / "other")
+        with pytest.raises(ConfigError, match=r"--num-kv-tokens: got 64, and .*/metrics says \d+; leave it out"):
+            profile_server(replace(given, num_kv_tokens=64), tmp_path / "other")
     parts = llm.engine.parts
     assert (found.num_blocks, found.block_size) == (parts.pool.num_blocks, parts.block_size)
     assert found.max_model_len == llm.max_model_len
@@ -208,7 +210,8 @@ def test_an_interrupted_profile_asks_only_for_what_is_missing(tmp_path: Path) ->
         num_all = len(script.bodies)
         (tmp_path / "p" / "profile.json").unlink()
         (tmp_path / "p" / "stages" / "round-1.json").unlink()
-        profile_server(task(script), tmp_path / "p")
+        (tmp_path / "p" / "stages" / "seconds.json").write_text('{"seconds": 1e6}')
+        assert profile_server(task(script), tmp_path / "p").conditions["seconds"] > 1e6, "both pieces count"
         assert 0 < len(script.bodies) - num_all < num_all / 2
 
 

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
+from forerun.bench.profiling.stages import PAGE_FILE, SWEEP_FILE
 from forerun.bench.profiling.step_sweep import DECODE, MeasuredStep, RoundResult, write_sweep
 from forerun.errors import ConfigError
 from forerun.plan.dynamo_files import (
@@ -24,9 +25,6 @@ from forerun.plan.dynamo_files import (
     write_prefill,
 )
 from forerun.plan.profile import Profile
-
-SWEEP_FILE = "sweep.csv"
-PAGE_FILE = "profile.html"
 
 
 class Chosen(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +29,7 @@ from forerun.bench.profiling.drafting import measure_drafting_cost, measure_live
 from forerun.bench.profiling.filling import filling_config
 from forerun.bench.profiling.grid import DRAFTING_TOKENS, GRIDS, NUM_WARMUP_ROUNDS, ROUGH_GRID, ProfileGrid
 from forerun.bench.profiling.output import write_outputs
-from forerun.bench.profiling.stages import Stages, begun_identity, digest, open_stages
+from forerun.bench.profiling.stages import RECORDING_FILE, Stages, begun_identity, digest, open_stages
 from forerun.bench.profiling.step_sweep import RoundResult, level_rounds, step_sweep
 from forerun.bench.profiling.traces import step_seconds_of_texts, trace_drafts
 from forerun.bench.recording import Recording, read_recording, record, write_recording
@@ -49,14 +49,13 @@ from forerun.plan.draft_trace import DraftTrace
 from forerun.plan.profile import TRACES_FOLDER, Profile
 from forerun.plan.step_times import DraftingCost, StepTimeModel
 
-RECORDING_FILE = "recording.jsonl.gz"
 ROUGH_ROUND = -2  # its number; warming up is -1
 REST_SECONDS = 2.0
 SECONDS_TO_FINISH = 3.0  # engines are made, files written, pictures drawn
 RECORDED_AT_ONCE = 8
 CHECKED_TOKENS = 64  # room for these is enough to make an engine
-OF_BLOCKS = ("model", "quantization", "block_size", "tensor_parallel_size")
-"""Settings that the bytes of a KV block go by."""
+OF_KV_MEMORY = ("model", "quantization", "block_size", "tensor_parallel_size", "gpu_memory_utilization")
+"""Settings that the bytes of a KV block, and how many there may be, go by."""
 
 STEPS_ALONE = (
     "the steps were timed one at a time, while an engine that serves on this device begins each before it has read the one "
@@ -119,7 +118,6 @@ class Profiler:
     announce: Progress = no_progress
     advance: Advance = no_advance
     clock: Clock = time.perf_counter
-    _started: float = field(default=0.0, init=False)
 
     def run(self) -> Profile:
         """Measure what is missing.
@@ -127,14 +125,14 @@ class Profiler:
         Raises:
             ForerunError: the folder has something else, a configuration or prompt does not fit, or memory is short.
         """
-        self._started = time.monotonic()
+        started = time.monotonic()
         self.task = replace(self.task, settings=self._settings_as_begun())
         self._check_configs()
         llm = self._sweep_engine()
         times = self._rough_times(llm)
         grid = self._grid(llm, times)
         self._check_prompts(grid)
-        stages = open_stages(self.folder, self._identity(llm, grid), overwrite=self.overwrite)
+        stages = open_stages(self.folder, self._identity(llm, grid), overwrite=self.overwrite, started=started)
         num_ended = len(stages.names())
         if num_ended:
             self.announce(f"{self.folder} has {num_ended} finished stage(s); going on from there")
@@ -159,7 +157,7 @@ class Profiler:
         settings = self.task.settings
         is_given = settings.num_gpu_blocks_override is not None or settings.kv_cache_memory_bytes is not None
         begun = None if self.overwrite or is_given else begun_identity(self.folder)
-        if begun is None or any(begun.get(name) != getattr(settings, name) for name in OF_BLOCKS):
+        if begun is None or any(begun.get(name) != getattr(settings, name) for name in OF_KV_MEMORY):
             return settings
         num_blocks = begun.get("num_blocks")
         return replace(settings, num_gpu_blocks_override=num_blocks) if isinstance(num_blocks, int) else settings
@@ -272,6 +270,7 @@ class Profiler:
             "kernels": describe_kernels(llm),
             "dtype": str(llm.dtype).removeprefix("torch."),
             "quantization": settings.quantization,
+            "load_format": settings.load_format,
             "version": forerun.__version__,
             "max_num_seqs": settings.max_num_seqs,
             "max_num_batched_tokens": settings.max_num_batched_tokens,
@@ -281,6 +280,8 @@ class Profiler:
             "max_model_len": llm.max_model_len,
             "configs": {name: dict(config) for name, config in self.task.configs.items()},
             "prompts_digest": {kind: digest([list(one) for one in ids]) for kind, ids in self.task.prompts.items()},
+            "pools_folder": None if settings.pools_folder is None else str(settings.pools_folder),
+            "gpu_memory_utilization": settings.gpu_memory_utilization,
             "num_blocks": llm.engine.parts.pool.num_blocks,
             "temperature": self.task.temperature,
             "grid": grid.to_json(),
@@ -384,7 +385,7 @@ class Profiler:
                 "energy": None if watts else "no counter of energy can be read on this machine",
                 "temperature": self.task.temperature,
                 "num_texts": len(recording.texts),
-                "seconds": round(time.monotonic() - self._started, 1),
+                "seconds": round(stages.seconds, 1),
             },
             **limits,
         )
@@ -398,13 +399,14 @@ class Profiler:
     ) -> dict[str, Any]:
         """A drafter's cost in an engine; its acceptance by its trace, or where texts do not decide it, in an engine."""
         settings, texts = self.task.settings, recording.texts
+        running = replace(settings, pools_folder=None)  # where these answers would take the place of users'
         trace = trace_drafts(
             *(name, config, recording, self.target, settings),
             step_seconds=step_seconds_of_texts(step_times, recording),
             progress=self.progress,
         )
         cost = measure_drafting_cost(
-            name, self.target, settings, config, texts, step_times, progress=self.progress, clock=self.clock
+            name, self.target, running, config, texts, step_times, progress=self.progress, clock=self.clock
         )
         kinds = list(recording.by_kind)
         if trace is not None:
@@ -416,7 +418,7 @@ class Profiler:
             where = None
             num_tokens = recording.info.max_tokens
             live = measure_live(
-                name, self.target, settings, config, texts, num_tokens=num_tokens, progress=self.progress
+                name, self.target, running, config, texts, num_tokens=num_tokens, progress=self.progress
             )
             acceptance = {name: live.acceptance()}
             acceptance |= {f"{name}/{kind}": live.acceptance(kind) for kind in kinds}

@@ -65,6 +65,9 @@ class ServerTask:
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")):
             raise ConfigError(f"--server: got {self.url!r}; must be a URL such as http://127.0.0.1:8000")
+        for name in ("max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"--{name.replace('_', '-')}: got {getattr(self, name)}; must be 1 or more")
         config = self.speculative_config
         if config is not None and not isinstance(config.get("method"), str):
             raise ConfigError(
@@ -142,7 +145,8 @@ class _ServerProfiler:
                 num_slots=facts.num_blocks * facts.block_size,
             )
             await self._check_speculation(grid, server, session)
-            stages = open_stages(self.folder, self._identity(facts, grid), overwrite=self.overwrite)
+            identity = self._identity(facts, grid)
+            stages = open_stages(self.folder, identity, overwrite=self.overwrite, started=started)
             num_ended = len(stages.names())
             if num_ended:
                 self.announce(f"{self.folder} has {num_ended} finished stage(s); going on from there")
@@ -193,7 +197,7 @@ class _ServerProfiler:
                 "grid": grid.to_json(),
                 "drafting": "in the step times, as a client cannot tell it apart",
                 "energy": "not counted at a server",
-                "seconds": round(time.monotonic() - started, 1),
+                "seconds": round(stages.seconds, 1),
             },
         )
         if not write_outputs(profile, rounds, self.folder, draft_length=length):
@@ -223,7 +227,7 @@ class _ServerProfiler:
         """What the server says of itself, and the task where it does not.
 
         Raises:
-            ConfigError: it has no such model, or its limits are not known.
+            ConfigError: it has no such model, or its limits are not known, or others than the task says.
         """
         task = self.task
         listed = await self._text(session, "/v1/models")
@@ -247,6 +251,10 @@ class _ServerProfiler:
         blocks, size = info.get("num_gpu_blocks", ""), info.get("block_size", "")
         block_size = int(size) if size.isdecimal() else task.block_size
         num_blocks = int(blocks) if blocks.isdecimal() else (task.num_kv_tokens or 0) // block_size
+        if blocks.isdecimal() and task.num_kv_tokens not in (None, num_blocks * block_size):
+            raise ConfigError(
+                f"--num-kv-tokens: got {task.num_kv_tokens}, and {task.url}/metrics says {num_blocks * block_size}; leave it out"
+            )
         if not num_blocks:
             raise ConfigError(
                 f"--num-kv-tokens: {task.url} does not say how many tokens its KV memory holds; give the number"

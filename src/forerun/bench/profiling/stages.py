@@ -5,19 +5,32 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from forerun.core.writable import check_writable_folder
 from forerun.errors import ConfigError
-from forerun.plan.profile import PROFILE_FILE, write_json
+from forerun.plan.dynamo_files import DECODE_FILE, PREFILL_FILE
+from forerun.plan.profile import PROFILE_FILE, SPECULATION_FILE, TRACES_FOLDER, write_json
 
 T = TypeVar("T")
 
 STAGES = "stages"
 IDENTITY_FILE = "identity.json"
+SECONDS = "seconds"
+"""The record of what all stages took, beside theirs."""
+
+RECORDING_FILE, SWEEP_FILE, PAGE_FILE = "recording.jsonl.gz", "sweep.csv", "profile.html"
+
+FILES = (
+    *(STAGES, RECORDING_FILE, TRACES_FOLDER, SWEEP_FILE, PAGE_FILE, SPECULATION_FILE),
+    *(PREFILL_FILE.parts[0], DECODE_FILE.parts[0], "decode_k[0-9]*", "mocker_k[0-9]*.npz"),
+    PROFILE_FILE,
+)
+"""What a profile's folder may have, as patterns; the file that says that it is whole comes last."""
 
 
 def digest(prompts: Sequence[Any]) -> str:
@@ -27,9 +40,19 @@ def digest(prompts: Sequence[Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """Results by stage, as JSON files in a folder; made by `open_stages`."""
+    """Results by stage, as JSON files in a folder; made by `open_stages`.
+
+    `started` is the moment at which this piece of the measurement began, `seconds_before` what earlier pieces took.
+    """
 
     folder: Path
+    started: float = field(default_factory=time.monotonic)
+    seconds_before: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """What the stages have taken, all pieces of an interrupted profile together."""
+        return self.seconds_before + time.monotonic() - self.started
 
     def path(self, name: str, suffix: str = ".json") -> Path:
         """The file of a stage."""
@@ -47,7 +70,7 @@ class Stages:
         try:
             return json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise ConfigError(f"{path} is damaged ({error}); delete it, so that this stage is measured again") from None
+            raise ConfigError(f"{path} is damaged ({error}); delete it, and it is made anew") from None
 
     def load(self, name: str, parse: Callable[[Any], T]) -> T | None:
         """What a stage found, made of its record, or None if it has not ended.
@@ -62,31 +85,40 @@ class Stages:
             return parse(record)
         except (ConfigError, KeyError, TypeError, ValueError, AttributeError) as error:
             why = f"lacks {error}" if isinstance(error, KeyError) else str(error)
-            raise ConfigError(
-                f"{self.path(name)} is damaged ({why}); delete it, so that this stage is measured again"
-            ) from None
+            raise ConfigError(f"{self.path(name)} is damaged ({why}); delete it, and it is made anew") from None
 
     def keep(self, name: str, record: Mapping[str, Any]) -> None:
-        """Keep what a stage found."""
+        """Keep what a stage found, and what all have taken by then."""
         write_json(self.path(name), record)
+        write_json(self.path(SECONDS), {"seconds": self.seconds})
 
     def names(self) -> list[str]:
         """The stages that have ended; not what a killed process left half written, which has one more ending."""
         files = (self.folder / STAGES).glob("*.json")
-        return sorted(path.stem for path in files if path.suffixes == [".json"] and path.name != IDENTITY_FILE)
+        found = {path.stem for path in files if path.suffixes == [".json"] and path.name != IDENTITY_FILE}
+        return sorted(found - {SECONDS})
 
 
-def check_folder(folder: Path, *, overwrite: bool = False) -> None:
+def check_folder(folder: Path, *, overwrite: bool = False, goes_on: bool = True) -> None:
     """Refuse a folder that a profile could not be written to; before anything is loaded.
 
+    Args:
+        folder: of the profile.
+        overwrite: begin anew, whatever is there.
+        goes_on: an unfinished profile goes on; False: what is written would spoil it.
+
     Raises:
-        ConfigError: it cannot be written, or has a finished profile or other files.
+        ConfigError: it cannot be written, or has a finished profile, one that does not go on, or other files.
     """
     check_writable_folder("--output-dir", folder)
     if overwrite:
         return
     if (folder / PROFILE_FILE).is_file():
         raise ConfigError(f"--output-dir: {folder} has a profile already; give another folder, or --overwrite")
+    if not goes_on and is_begun(folder):
+        raise ConfigError(
+            f"--output-dir: {folder} has an unfinished profile, which would be lost; give another folder, or --overwrite"
+        )
     if folder.is_dir() and not (folder / STAGES).is_dir() and any(folder.iterdir()):
         raise ConfigError(
             f"--output-dir: {folder} has other files; give a new folder, or --overwrite to write beside them"
@@ -96,6 +128,23 @@ def check_folder(folder: Path, *, overwrite: bool = False) -> None:
 def is_begun(folder: Path) -> bool:
     """Whether a folder has a profile that goes on when it is measured again."""
     return (folder / STAGES).is_dir() and not (folder / PROFILE_FILE).is_file()
+
+
+def delete_profile(folder: Path) -> None:
+    """Delete the profile of a folder, finished or not, and nothing that lies beside it.
+
+    Raises:
+        ConfigError: a file cannot be deleted.
+    """
+    if not (folder / PROFILE_FILE).is_file() and not (folder / STAGES / IDENTITY_FILE).is_file():
+        return
+    for path in [path for pattern in FILES for path in folder.glob(pattern)]:
+        try:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        except OSError as error:
+            raise ConfigError(
+                f"--output-dir: cannot delete {path} of the earlier profile ({error.strerror}); give another folder"
+            ) from None
 
 
 def begun_identity(folder: Path) -> dict[str, Any] | None:
@@ -116,32 +165,43 @@ def begun_identity(folder: Path) -> dict[str, Any] | None:
     return found
 
 
-def open_stages(folder: Path, identity: Mapping[str, Any], *, overwrite: bool = False) -> Stages:
+def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """What differs between two records: its name, behind those of the records that it is in, and both values."""
+    for name in {**here, **there}:
+        one, other = there.get(name), here.get(name)
+        if isinstance(one, dict) and isinstance(other, dict):
+            yield from ((f"{name}.{part}", first, second) for part, first, second in differences(one, other))
+        elif one != other:
+            yield name, one, other
+
+
+def open_stages(
+    folder: Path, identity: Mapping[str, Any], *, overwrite: bool = False, started: float | None = None
+) -> Stages:
     """Begin a profile's folder, or go on with one of the same measurement.
 
     Args:
         folder: is made if it is not there.
         identity: what the stages depend on: model, machine, version, what is measured.
-        overwrite: begin anew, whatever is there.
+        overwrite: begin anew, whatever is there; an earlier profile is deleted.
+        started: the moment at which the measurement began, by the monotonic clock; None: now.
 
     Raises:
         ConfigError: the folder has a finished profile, stages of another measurement, or other files.
     """
     check_folder(folder, overwrite=overwrite)
-    stages = folder / STAGES
     if overwrite:
-        shutil.rmtree(stages, ignore_errors=True)
-        (folder / PROFILE_FILE).unlink(missing_ok=True)
+        delete_profile(folder)
+    began = Stages(folder) if started is None else Stages(folder, started)
     found = begun_identity(folder)
     if found is None:
-        stages.mkdir(parents=True, exist_ok=True)
-        write_json(stages / IDENTITY_FILE, identity)
-        return Stages(folder)
-    wanted = json.loads(json.dumps(identity))
-    for name in {**wanted, **found}:
-        if found.get(name) != wanted.get(name):
-            raise ConfigError(
-                f"--output-dir: {folder} has an unfinished profile with another {name} ({found.get(name)!r:.120}, "
-                f"here {wanted.get(name)!r:.120}); give another folder, or --overwrite"
-            )
-    return Stages(folder)
+        (folder / STAGES).mkdir(parents=True, exist_ok=True)
+        write_json(folder / STAGES / IDENTITY_FILE, identity)
+        return began
+    for name, there, here in differences(found, json.loads(json.dumps(identity))):
+        raise ConfigError(
+            f"--output-dir: {folder} has an unfinished profile with another {name} ({there!r:.120}, here {here!r:.120}); "
+            "give another folder, or --overwrite"
+        )
+    before = began.load(SECONDS, lambda record: float(record["seconds"])) or 0.0
+    return replace(began, seconds_before=before)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from forerun.bench.profiling.stages import differences
 from forerun.core.whole_file import whole_file
 from forerun.core.writable import check_writable_folder
 from forerun.errors import ConfigError
@@ -149,9 +150,10 @@ def _suffix(quantization: str | None) -> str:
 
 
 def _refuse_other(stored: Mapping[str, Any], given: Mapping[str, Any], path: Path) -> None:
-    other = sorted(name for name in {**stored, **given} if stored.get(name) != given.get(name))
-    if other:
-        found = "; ".join(f"{name} {stored.get(name)!r:.80} instead of {given.get(name)!r:.80}" for name in other)
+    found = "; ".join(
+        f"{name} {there!r:.80} instead of {here!r:.80}" for name, there, here in sorted(differences(stored, given))
+    )
+    if found:
         raise ConfigError(
             f"--output: {path} is of a tuning with {found}; give the same command to go on, or another folder"
         )
