@@ -1,12 +1,18 @@
 """Settings that all tests share."""
 
 import os
+import tempfile
 from pathlib import Path
 
+import pytest
 import torch
 from hypothesis import settings
 
+from forerun.models.store import cache_folder
 from forerun.ops.native import library
+
+LINKED = ("models", "peers")
+"""What tests read of the user's cache folder, if it is there."""
 
 torch.set_num_threads(1)
 
@@ -22,6 +28,21 @@ if folder := os.environ.get("FORERUN_TEST_KERNELS"):
 settings.register_profile("ci", derandomize=True, deadline=None)
 settings.register_profile("desk", deadline=None)
 settings.load_profile("ci" if os.environ.get("CI") else "desk")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """What tests and their processes keep (packed weights, costs of steps) goes into a cache folder of their own.
+
+    Pulled models are found through links. Processes of xdist have the folder of the process that started them.
+    """
+    if hasattr(config, "workerinput"):
+        return
+    own = tempfile.TemporaryDirectory(prefix="forerun-tests-", ignore_cleanup_errors=True)
+    config.add_cleanup(own.cleanup)
+    for name in LINKED:
+        if (found := cache_folder() / name).exists():
+            Path(own.name, name).symlink_to(found.resolve())
+    os.environ["FORERUN_CACHE"] = own.name
 
 
 def pytest_runtest_setup():

@@ -90,6 +90,60 @@ def test_a_recording_that_is_interrupted_leaves_no_file(recording, tmp_path, mon
     assert not list(tmp_path.iterdir())
 
 
+class Stopping:
+    """An engine that is interrupted after some batches."""
+
+    def __init__(self, llm, num_batches):
+        self.llm, self.left = llm, num_batches
+
+    def __getattr__(self, name):
+        return getattr(self.llm, name)
+
+    def generate(self, prompts, *args, **options):
+        self.left -= 1
+        if self.left < 0:
+            raise KeyboardInterrupt
+        return self.llm.generate(prompts, *args, **options)
+
+
+@pytest.mark.parametrize("num_batches", [1, 2])
+def test_a_recording_goes_on_where_it_was_interrupted(llm, recording, tmp_path, num_batches):
+    file, asked = tmp_path / "unfinished.jsonl.gz", {"max_tokens": 6, "temperatures": (0.0, 1.0)}
+    with pytest.raises(KeyboardInterrupt):
+        record(Stopping(llm, num_batches), PROMPTS, unfinished=file, **asked)
+    assert len(read_recording(file).texts) == 2 * num_batches
+    found = record(Stopping(llm, 3 - num_batches), PROMPTS, unfinished=file, **asked)
+    assert [(one.kind, one.answer_ids) for one in found.texts] == [
+        (one.kind, one.answer_ids) for one in recording.texts
+    ]
+
+
+def test_a_recording_that_is_interrupted_before_any_text_leaves_nothing(llm, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        record(Stopping(llm, 0), PROMPTS, max_tokens=6, unfinished=tmp_path / "unfinished.jsonl")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("prompts", "options", "said"),
+    [
+        ({"loops": [[7, 8, 9], *PROMPTS["loops"][1:]]}, {}, "begun with other prompts or temperatures"),
+        ({"loops": PROMPTS["loops"][:1]}, {}, "begun with other prompts or temperatures"),
+        (PROMPTS, {"temperatures": (1.0, 0.0)}, "begun with other prompts or temperatures"),
+        (PROMPTS, {"max_tokens": 5}, "begun with max_tokens 6"),
+    ],
+)
+def test_a_recording_of_other_texts_does_not_go_on(llm, tmp_path, prompts, options, said):
+    file = tmp_path / "unfinished.jsonl"
+    asked = {"max_tokens": 6, "temperatures": (0.0, 1.0)}
+    with pytest.raises(KeyboardInterrupt):
+        record(Stopping(llm, 1), PROMPTS, unfinished=file, **asked)
+    before = file.read_bytes()
+    with pytest.raises(ConfigError, match=f"{said}; give the same options to go on, or delete it"):
+        record(llm, prompts, unfinished=file, **(asked | options))
+    assert file.read_bytes() == before
+
+
 HEAD = {"recording": 1, "model": "m", "dtype": "float32", "kernels": "torch", "vocab_size": 9, "max_tokens": 4}
 TEXT = {"kind": "a", "temperature": 0.0, "prompt": [1], "answer": [2], "top": [[2, 3]], "logprobs": [[-0.1, -3.0]]}
 

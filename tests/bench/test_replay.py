@@ -239,3 +239,19 @@ def test_look_ups_need_no_model_and_heads_do():
     assert drafts_from_text({"method": "auto"}, VOCAB_SIZE)
     head = {"method": "eagle3", "model": "no/such", "num_speculative_tokens": 2}
     assert not drafts_from_text(head, VOCAB_SIZE)
+
+
+@pytest.mark.parametrize(
+    "verifier",
+    [
+        {"rejection_sample_method": "standard"},
+        {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2.0},
+    ],
+)
+def test_a_verifier_that_texts_are_not_replayed_by_is_refused(verifier):
+    recording = Recording(info=INFO, texts=[text([5, 6])])
+    with pytest.raises(
+        ConfigError, match=r"^mine: rejection_sample_method: got '\w+'; what stands is replayed as matching"
+    ):
+        judge_recording(recording, {"mine": NGRAM | verifier}, FLAT)
+    assert judge_recording(recording, {"mine": NGRAM | {"rejection_sample_method": "matching"}}, FLAT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -115,6 +116,25 @@ def test_throughput_reads_conversations(run, tmp_path):
 def test_output_json_is_a_file_of_what_json_prints(command, run, tmp_path):
     printed = run(*command, "--json", "--output-json", str(tmp_path / "f"))
     assert json.loads((tmp_path / "f").read_text()) == json.loads(printed)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux")
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        (CURVE, "whole forward pass"),
+        (LATENCY, "Avg latency"),
+        (THROUGHPUT, "Throughput:"),
+        ((*LATENCY, "--json"), "avg_latency"),
+    ],
+)
+def test_what_was_measured_is_shown_where_its_file_cannot_be_written(command, shown, folder, capsys):
+    name, *options = command
+    settings = ("--load-format", "dummy", "--max-model-len", "256", "--output-json", "/dev/full")
+    assert main(["bench", name, str(folder), *settings, *options]) == 2
+    printed = capsys.readouterr()
+    assert shown in printed.out
+    assert "No space left on device" in printed.err
 
 
 @pytest.mark.parametrize(

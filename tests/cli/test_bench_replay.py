@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 
 import pytest
 
+from forerun.bench.recording import read_recording
 from forerun.cli.app import main
+from forerun.llm import LLM
 from tests.stand_in import save_stand_in
 
 
@@ -86,6 +89,8 @@ def test_wrong_options_are_named(files, capsys, options, message):
     [
         ("--model", "another-model"),
         ("--dtype", "float64"),
+        ("--quantization", "int8"),
+        ("--activation-dtype", "int8"),
         ("--max-tokens", "256"),
         ("--max-tokens", "32"),
         ("--temperatures", "1"),
@@ -148,6 +153,72 @@ def test_the_command_that_recorded_can_be_given_again(files):
     recording = ("--model", str(files / "model"), "--prompts", str(files / "chat.txt"), "--max-tokens", "16")
     assert run(files, *recording) == 0
     assert run(files, *recording, "--temperatures", "0,1") == 0
+
+
+@pytest.mark.parametrize("with_model", [False, True])
+def test_as_many_other_prompts_are_refused(files, capsys, tmp_path, with_model):
+    other = tmp_path / "chat.txt"
+    other.write_text("to be or not to be\nsomething else\n")
+    model = ("--model", str(files / "model"), "--max-tokens", "16") if with_model else ()
+    assert run(files, "--prompts", str(other), *model) == 2
+    error = capsys.readouterr().err
+    assert "--prompts: got 'something else' as number 2 of 'chat'" in error
+    assert "leave the options of recording out, or give another file to record" in error
+
+
+def recording_with(folder, head, text=None):
+    """A copy of the recording, with other entries of its first line, and of its texts."""
+    with gzip.open(folder / "texts.jsonl.gz", "rt") as file:
+        first, *texts = map(json.loads, file)
+    path = folder / "other.jsonl"
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in (first | head, *(one | (text or {}) for one in texts))))
+    return path
+
+
+def test_rounded_weights_that_were_recorded_must_be_asked_for_beside_a_model(files, capsys):
+    path = recording_with(files, {"kernels": "native avx2, int8 weights, 2 threads"})
+    command = ["bench", "replay", str(path), "--configs", str(files / "configs.yaml")]
+    model = ("--model", str(files / "model"), "--prompts", str(files / "chat.txt"), "--max-tokens", "16")
+    assert main([*command, *model]) == 2
+    assert "--quantization: by default None; " in capsys.readouterr().err
+    assert main([*command, *model, "--quantization", "int8"]) == 0
+
+
+def test_texts_of_one_token_are_refused(files, capsys):
+    path = recording_with(files, {}, {"answer": [5], "top": [[5]], "logprobs": [[-0.1]]})
+    assert main(["bench", "replay", str(path), "--configs", str(files / "configs.yaml")]) == 2
+    assert "has no text of two tokens or more" in capsys.readouterr().err
+
+
+def test_prompts_are_refused_where_the_model_that_read_them_is_gone(files, capsys, tmp_path):
+    path = recording_with(files, {"model": str(tmp_path / "gone")})
+    command = ["bench", "replay", str(path), "--configs", str(files / "configs.yaml")]
+    assert main(command) == 0
+    assert main([*command, "--prompts", str(files / "chat.txt")]) == 2
+    assert "leave --prompts and --model out to take the file as it is" in capsys.readouterr().err
+
+
+def test_an_interrupted_recording_goes_on_when_the_command_is_given_again(files, capsys, tmp_path, monkeypatch):
+    generate, sizes = LLM.generate, []
+
+    def interrupted(self, prompts, *args, **options):
+        sizes.append(len(prompts))
+        if len(sizes) == 2:
+            raise KeyboardInterrupt
+        return generate(self, prompts, *args, **options)
+
+    monkeypatch.setattr(LLM, "generate", interrupted)
+    words = ("--model", str(files / "model"), "--prompts", str(files / "chat.txt"), "--max-tokens", "16")
+    path = tmp_path / "texts.jsonl.gz"
+    command = ["bench", "replay", str(path), "--configs", str(files / "configs.yaml"), *words, "--max-num-seqs", "2"]
+    assert main(command) == 130
+    assert "interrupted: the same command goes on from here" in capsys.readouterr().err
+    assert not path.exists()
+    assert main(command) == 0
+    assert sizes == [2, 2, 2]
+    assert [file.name for file in tmp_path.iterdir()] == ["texts.jsonl.gz"]
+    answers = [[text.answer_ids for text in read_recording(one).texts] for one in (path, files / "texts.jsonl.gz")]
+    assert answers[0] == answers[1]
 
 
 def test_without_a_recording_a_model_must_be_named(files, tmp_path, capsys):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
+import threading
 from importlib.util import find_spec
 
 import pytest
@@ -199,6 +202,14 @@ def test_what_was_measured_is_shown_before_files_are_written(run, monkeypatch):
     assert "No space left on device" in printed.err
 
 
+def test_what_was_measured_is_printed_as_json_before_files_are_written(run, monkeypatch):
+    def fail(*_, **__):
+        raise ConfigError("result_filename: cannot write f.json (No space left on device); give another file")
+
+    monkeypatch.setattr("forerun.bench.load.report.save", fail)
+    assert json.loads(run("--save-result", "--json", code=2).out)["completed"] == 5
+
+
 def test_results_are_saved_under_vllms_name(run, tmp_path):
     folder = tmp_path / "results"
     run("--save-result", "--result-dir", str(folder), "--max-concurrency", "3", "--label", "try")
@@ -230,6 +241,23 @@ def test_a_picture_is_drawn(run, tmp_path):
     run("--plot", str(tmp_path / "load.svg"))
     drawn = (tmp_path / "load.svg").read_text()
     assert all(f"<!-- {text} -->" in drawn for text in ("output tokens/s", "to the first token", "TTFT", "E2EL"))
+
+
+def test_after_an_interruption_what_was_answered_is_shown_and_saved_as_a_part(run, server, tmp_path):
+    def interrupt():
+        if len(server.bodies) == 3:
+            server.first_delay = 1.5  # of this one's answer
+            threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+    server.on_request = interrupt
+    saved = ("--save-result", "--save-detailed", "--result-dir", str(tmp_path), "--result-filename", "f.json")
+    printed = run("--max-concurrency", "1", *saved, code=130)
+    assert "interrupted: the figures are of 2 requests that had ended; 1 more had been sent" in printed.err
+    assert re.search(r"Successful requests: +2\b", printed.out)
+    assert re.search(r"Unfinished requests \(interrupted\): +1\b", printed.out)
+    report = json.loads((tmp_path / "f.json").read_text())
+    assert (report["interrupted"], report["completed"], report["failed"]) == (True, 2, 0)
+    assert (report["unfinished"], report["unsent"], len(report["ttfts"])) == (1, 2, 2)
 
 
 def test_failures_are_counted_and_each_error_is_printed_once(run, server):

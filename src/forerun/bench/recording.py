@@ -90,6 +90,11 @@ class RecordingInfo:
     vocab_size: int
     max_tokens: int
 
+    def rounded(self, what: str) -> str | None:
+        """The format that "weights" or "activations" were rounded to, which the kernels name after it; None: to no other."""
+        parts = self.kernels.split(", ")
+        return next((part.removesuffix(f" {what}") for part in parts if part.endswith(f" {what}")), None)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
@@ -107,10 +112,36 @@ class Recording:
         return kinds
 
     @property
+    def prompts(self) -> dict[str, list[list[int]]]:
+        """Kind of prompts -> token ids of each, which were answered at all temperatures."""
+        first = self.texts[0].temperature
+        of_first = named_after("", first)
+        kinds: dict[str, list[list[int]]] = {}
+        for text in self.texts:
+            if text.temperature == first:
+                kinds.setdefault(text.kind.removesuffix(of_first), []).append(text.prompt_ids)
+        return kinds
+
+    @property
     def seeds(self) -> list[int]:
         """The seed of each text's request: its number in its kind."""
         numbers: dict[str, Iterator[int]] = {}
         return [next(numbers.setdefault(text.kind, itertools.count())) for text in self.texts]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """A text that the target is asked for."""
+
+    kind: str
+    temperature: float
+    seed: int
+    prompt_ids: Sequence[int]
+
+    def is_answered_by(self, text: RecordedText) -> bool:
+        """Whether a text is the answer."""
+        mine = (self.kind, self.temperature, list(self.prompt_ids))
+        return mine == (text.kind, text.temperature, text.prompt_ids)
 
 
 def record(
@@ -119,6 +150,7 @@ def record(
     *,
     max_tokens: int,
     temperatures: Sequence[float] = (0.0,),
+    unfinished: Path | None = None,
     progress: Progress = no_progress,
 ) -> Recording:
     """Let the target answer every prompt, in batches of as many sequences as the engine runs.
@@ -129,31 +161,19 @@ def record(
         max_tokens: of an answer, at most.
         temperatures: each prompt is answered once at each; the kinds of sampled answers are named after
             theirs. The seed of a prompt is its number in its kind.
+        unfinished: where the texts of all whole batches are kept if the recording is interrupted or fails; it goes on
+            from there, and leaves the file to the caller.
         progress: is called with the state of the work.
 
     Raises:
         RequestError: a prompt does not fit, or failed.
+        ConfigError: `unfinished` is a recording of other texts, or cannot be read.
     """
-    texts: list[RecordedText] = []
-    size = llm.settings.max_num_seqs
-    for temperature, (kind, ids) in itertools.product(temperatures, prompts.items()):
-        name = named_after(kind, temperature)
-        for start in range(0, len(ids), size):
-            progress(f"{name}: {start} of {len(ids)} texts")
-            batch = ids[start : start + size]
-            params = [
-                SamplingParams(
-                    temperature=temperature,
-                    max_tokens=max_tokens,
-                    logprobs=NUM_CANDIDATES,
-                    seed=start + place,
-                    detokenize=False,
-                )
-                for place in range(len(batch))
-            ]
-            outputs = llm.generate(batch, params, use_tqdm=False)
-            check_outputs(outputs)
-            texts += [_recorded(output, name, temperature) for output in outputs]
+    asked = [
+        _Asked(kind=named_after(kind, temperature), temperature=temperature, seed=seed, prompt_ids=ids)
+        for temperature, (kind, of_kind) in itertools.product(temperatures, prompts.items())
+        for seed, ids in enumerate(of_kind)
+    ]
     info = RecordingInfo(
         model=llm.settings.model,
         dtype=str(llm.dtype).removeprefix("torch."),
@@ -161,7 +181,53 @@ def record(
         vocab_size=llm.vocab_size,
         max_tokens=max_tokens,
     )
+    texts: list[RecordedText] = []
+    if unfinished is not None and unfinished.exists():
+        texts = _read_unfinished(unfinished, info, asked)
+    try:
+        for start in range(len(texts), len(asked), llm.settings.max_num_seqs):
+            progress(f"{start} of {len(asked)} texts")
+            texts += _answers(llm, asked[start : start + llm.settings.max_num_seqs], max_tokens=max_tokens)
+    except BaseException:
+        if unfinished is not None and texts:
+            write_recording(Recording(info=info, texts=texts), unfinished)
+        raise
     return Recording(info=info, texts=texts)
+
+
+def _answers(llm: LLM, batch: Sequence[_Asked], *, max_tokens: int) -> list[RecordedText]:
+    """What the target answers."""
+    params = [
+        SamplingParams(
+            temperature=one.temperature,
+            max_tokens=max_tokens,
+            logprobs=NUM_CANDIDATES,
+            seed=one.seed,
+            detokenize=False,
+        )
+        for one in batch
+    ]
+    outputs = llm.generate([one.prompt_ids for one in batch], params, use_tqdm=False)
+    check_outputs(outputs)
+    return [_recorded(output, one.kind, one.temperature) for output, one in zip(outputs, batch, strict=True)]
+
+
+def _read_unfinished(path: Path, info: RecordingInfo, asked: Sequence[_Asked]) -> list[RecordedText]:
+    """The texts of a recording that was interrupted.
+
+    Raises:
+        ConfigError: they are not the first ones of those that are asked for, or something else wrote them.
+    """
+    begun = read_recording(path)
+    others = [f"{name} {had}" for name, had in asdict(begun.info).items() if had != getattr(info, name)]
+    if len(begun.texts) > len(asked) or not all(map(_Asked.is_answered_by, asked, begun.texts)):
+        others.append("other prompts or temperatures")
+    if others:
+        raise ConfigError(
+            f"{path}: was interrupted, and begun with {', '.join(others)}; give the same options to go on, or delete it to "
+            "record anew"
+        )
+    return begun.texts
 
 
 def named_after(kind: str, temperature: float) -> str:

@@ -30,7 +30,7 @@ from forerun.drafters.guard import GuardedDrafter
 from forerun.engine.speculation import SpeculationControl
 from forerun.errors import ConfigError, ForerunError
 from forerun.models.base import LoadedTarget
-from forerun.verify.matching import match
+from forerun.verify.matching import MatchingConfig, match
 
 DRAFTING = 0.005
 """Cost of a draft, in passes over one row, where nobody knows how long such a pass takes."""
@@ -145,6 +145,11 @@ def _judge(
     clock: Clock,
 ) -> ReplayOutcome:
     speculative = resolve_speculative(config)
+    if not isinstance(speculative.verifier, MatchingConfig):
+        raise ConfigError(
+            f"rejection_sample_method: got {config.get('rejection_sample_method')!r}; what stands is replayed as matching has it, "
+            "which is the default: leave it out, or use forerun bench compare"
+        )
     longest = max(len(text.prompt_ids) + len(text.answer_ids) for text in texts)
     target = RecordedTarget(
         vocab_size=vocab_size, max_model_len=longest, num_speculative_tokens=speculative.num_speculative_tokens

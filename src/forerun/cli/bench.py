@@ -101,9 +101,9 @@ def curve(
         keep_costs(llm, found)
         progress("drafting")
         drafting = measure_drafting(llm, found.one_row_milliseconds) if engine.names_drafter else None
-    report.write({**found.to_json(), "drafting": None if drafting is None else drafting.to_json()})
     if not report.json_output:
         _show_curve(found, drafting, Console(highlight=False))
+    report.write({**found.to_json(), "drafting": None if drafting is None else drafting.to_json()})
 
 
 @bench.command
@@ -124,9 +124,9 @@ def latency(
     llm = loading.load_llm(model, engine)
     with status() as progress:
         result = measure_latency(llm, workload, progress=progress)
-    report.write({**result.to_json(), **_circumstances(llm, result.speculation)})
     if not report.json_output:
         _show_latency(result, Console(highlight=False))
+    report.write({**result.to_json(), **_circumstances(llm, result.speculation)})
 
 
 @bench.command
@@ -149,9 +149,9 @@ def throughput(
     llm = loading.load_llm(model, engine)
     requests = make_requests(llm, workload, exchanges)
     result = measure_throughput(llm, workload, requests, use_tqdm=sys.stderr.isatty())
-    report.write({**result.to_json(), **_circumstances(llm, result.speculation)})
     if not report.json_output:
         _show_throughput(result, Console(highlight=False))
+    report.write({**result.to_json(), **_circumstances(llm, result.speculation)})
 
 
 def _circumstances(llm: LLM, speculation: SpeculationStats) -> dict[str, Any]:

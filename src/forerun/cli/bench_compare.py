@@ -68,13 +68,13 @@ def compare(
     token_ids = {kind: [encode_prompt(target.tokenizer, text) for text in texts] for kind, texts in kinds.items()}
     with status() as progress:
         found = measure_comparison(target, settings, named, token_ids, workload, judge=is_near_tie, progress=progress)
+    if not report.json_output:
+        _show(found, Console(highlight=False))
     report.write(as_json(found))
     if picture is not None:
         from forerun.bench.picture import draw_comparison  # matplotlib: only when it is needed
 
         draw_comparison(found, picture)
-    if not report.json_output:
-        _show(found, Console(highlight=False))
 
 
 def as_json(found: Comparison) -> dict[str, Any]:

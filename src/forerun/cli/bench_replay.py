@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,9 +16,10 @@ from forerun.cli import loading
 from forerun.cli.bench_compare import read_configs
 from forerun.cli.input_files import Prompt, read_kinds
 from forerun.cli.options import REPORT, EngineOptions, ReportOptions
-from forerun.cli.output import speculation_json, status
+from forerun.cli.output import resumable, speculation_json, status
 from forerun.core.writable import check_writable_file
-from forerun.errors import ConfigError
+from forerun.errors import ConfigError, ModelError
+from forerun.models import store
 
 if TYPE_CHECKING:
     from forerun.bench.pass_costs import PassCosts
@@ -94,7 +94,8 @@ def replay(
     """Judge drafters that need no model on recorded texts of a target, in seconds.
 
     Which drafted tokens stand depends on the text alone. So the target writes each text once, with its
-    likeliest tokens at each place, and any number of rules are judged on them.
+    likeliest tokens at each place, and any number of rules are judged on them. After Ctrl-C the same command
+    goes on with the recording.
 
     Args:
         texts: The recording, .jsonl or .jsonl.gz; if there is none yet, --model writes it first.
@@ -114,6 +115,12 @@ def replay(
         found = read_recording(texts)
     with status() as progress:
         outcomes = judge_recording(found, named, pass_costs, progress=progress)
+    if not outcomes:
+        raise ConfigError(
+            f"replay: {texts} has no text of two tokens or more, so that nothing can be drafted; record others"
+        )
+    if not report.json_output:
+        _show(found, outcomes, Console(highlight=False, markup=False))
     report.write(
         {
             "model": found.info.model,
@@ -122,8 +129,6 @@ def replay(
             "outcomes": [{**one.to_json(), "speculation": speculation_json(one.speculation)} for one in outcomes],
         }
     )
-    if not report.json_output:
-        _show(found, outcomes, Console(highlight=False, markup=False))
 
 
 def _read_costs(costs: str) -> PassCosts:
@@ -148,15 +153,18 @@ def _record(path: Path, options: RecordingOptions, engine: EngineOptions) -> Non
     llm = loading.load_llm(options.model, engine)
     tokenizer = llm.get_tokenizer()
     token_ids = {kind: [encode_prompt(tokenizer, text) for text in texts] for kind, texts in kinds.items()}
-    with status() as progress:
+    unfinished = path.with_name(f"{path.stem}.unfinished{path.suffix}")
+    with resumable(unfinished.exists), status() as progress:
         found = record(
             llm,
             token_ids,
             max_tokens=MAX_TOKENS if options.max_tokens is None else options.max_tokens,
             temperatures=options.temperatures or TEMPERATURES,
+            unfinished=unfinished,
             progress=progress,
         )
     write_recording(found, path)
+    unfinished.unlink(missing_ok=True)
 
 
 def _refuse_other_texts(path: Path, found: Recording, options: RecordingOptions, engine: EngineOptions) -> None:
@@ -165,32 +173,40 @@ def _refuse_other_texts(path: Path, found: Recording, options: RecordingOptions,
     With --model, which would record, what is left out is asked for as by default.
 
     Raises:
-        ConfigError: it is of another model, other kinds or numbers of prompts, lengths or temperatures, or another number format.
+        ConfigError: it is of another model, other prompts, lengths or temperatures, or other number formats.
     """
-    from forerun.bench.recording import named_after  # torch: only when it is needed
     from forerun.config.settings import DTYPES
 
     temperatures = tuple(dict.fromkeys(text.temperature for text in found.texts))
-    of_one = named_after("", temperatures[0])
-    kinds = Counter(text.kind.removesuffix(of_one) for text in found.texts if text.temperature == temperatures[0])
     recorded: dict[str, object] = {
         "--model": found.info.model,
         "--dtype": found.info.dtype,
-        "--prompts": dict(kinds),
+        "--quantization": found.info.rounded("weights"),
+        "--activation-dtype": found.info.rounded("activations"),
+        "--prompts": {kind: len(of_kind) for kind, of_kind in found.prompts.items()},
         "--max-tokens": found.info.max_tokens,
         "--temperatures": temperatures,
     }
-    prompts = {kind: len(of) for kind, of in options.kinds.items()}
+    kinds = options.kinds
+    prompts = {kind: len(of_kind) for kind, of_kind in kinds.items()}
     asked: dict[str, object] = {
         "--model": options.model,
         "--dtype": None
         if engine.dtype == "auto"
         else str(DTYPES.get(engine.dtype, engine.dtype)).removeprefix("torch."),
+        "--quantization": engine.quantization,
+        "--activation-dtype": None if engine.activation_dtype == "auto" else engine.activation_dtype,
         "--prompts": None if options.prompts is None else prompts,
         "--max-tokens": options.max_tokens,
         "--temperatures": options.temperatures,
     }
-    usual: dict[str, object] = {"--prompts": prompts, "--max-tokens": MAX_TOKENS, "--temperatures": TEMPERATURES}
+    usual: dict[str, object] = {
+        "--quantization": None,
+        "--activation-dtype": None,
+        "--prompts": prompts,
+        "--max-tokens": MAX_TOKENS,
+        "--temperatures": TEMPERATURES,
+    }
     for option, had in recorded.items():
         wanted = asked[option]
         if wanted not in (None, had):
@@ -203,6 +219,34 @@ def _refuse_other_texts(path: Path, found: Recording, options: RecordingOptions,
                 f"{option}: by default {usual[option]}; {path} is there already and was recorded with {had}; say so with {option}, "
                 "leave out --model to take the file as it is, or give another file to record"
             )
+    if options.model is not None or options.prompts is not None:
+        _refuse_other_prompts(path, found, kinds)
+
+
+def _refuse_other_prompts(path: Path, found: Recording, kinds: Mapping[str, Sequence[Prompt]]) -> None:
+    """Refuse a recording whose prompts, as its model reads them, are not these; there are as many of each kind.
+
+    Raises:
+        ConfigError: one is another, or the model that would read them cannot be found.
+    """
+    from forerun.bench.prompts import encode_prompt
+    from forerun.models.tokenizer import load_tokenizer
+
+    loading.pull_if_needed(found.info.model)
+    try:
+        tokenizer = load_tokenizer(store.resolve_model(found.info.model))
+    except ModelError as error:
+        raise ConfigError(
+            f"--prompts: nobody can tell whether {path} was recorded with them ({error}); leave --prompts and --model out to "
+            "take the file as it is"
+        ) from None
+    for kind, recorded in found.prompts.items():
+        for number, (prompt, ids) in enumerate(zip(kinds[kind], recorded, strict=True), 1):
+            if encode_prompt(tokenizer, prompt) != ids:
+                raise ConfigError(
+                    f"--prompts: got {prompt!r:.80} as number {number} of {kind!r}; {path} is there already and was recorded with "
+                    "another one; leave the options of recording out, or give another file to record"
+                )
 
 
 def _show(recording: Recording, outcomes: Sequence[ReplayOutcome], console: Console) -> None:

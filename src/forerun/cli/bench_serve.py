@@ -50,7 +50,8 @@ def serve(
 ) -> int:
     """Send requests to an OpenAI-compatible server, as "vllm bench serve" does, and measure its answers.
 
-    Shows throughput, latencies, acceptance by the server's own counters, and energy.
+    Shows throughput, latencies, acceptance by the server's own counters, and energy; after Ctrl-C of what was
+    answered by then.
     """
     if find_spec("aiohttp") is None:
         raise ConfigError("bench serve: aiohttp is not installed; pip install 'forerun[bench]'")
@@ -62,6 +63,7 @@ def serve(
     found = _measure(load, server, figures, result, tokenizer)
     document = found.to_json(detailed=result.save_detailed)
     _show(found, quiet=report.json_output)  # first: a file that cannot be written takes nothing from what was measured
+    report.write(document)
     if result.saves:
         from forerun.bench.load.report import save
 
@@ -70,7 +72,8 @@ def serve(
         from forerun.bench.picture import draw_load  # matplotlib: only when it is needed
 
         draw_load(found.measurement.run.answers, f"{model.name} at {server.url}", result.plot)
-    report.write(document)
+    if found.measurement.run.is_interrupted:
+        raise KeyboardInterrupt
     return 0 if found.figures.completed else FAILED
 
 
@@ -181,6 +184,12 @@ def _measure(
 
 def _show(found: Report, *, quiet: bool) -> None:
     """Print errors to standard error and, unless `quiet`, the result to standard output."""
+    run = found.measurement.run
+    if run.is_interrupted:
+        print(
+            f"interrupted: the figures are of {len(run.answers)} requests that had ended; {run.num_unfinished} more had been sent",
+            file=sys.stderr,
+        )
     for line in _errors(found):
         print(f"warning: {line}", file=sys.stderr)
     if not quiet:
@@ -212,6 +221,8 @@ def _summary(report: Report) -> Iterator[str]:
     figures, traffic, run = report.figures, report.load.traffic, report.measurement.run
     yield _line("Successful requests:", figures.completed)
     yield _line("Failed requests:", figures.failed)
+    if run.is_interrupted:
+        yield _line("Unfinished requests (interrupted):", run.num_unfinished)
     if run.num_unsent:
         yield _line("Unsent requests:", run.num_unsent)
     if traffic.max_concurrency is not None:

@@ -241,10 +241,10 @@ class ReportOptions:
 
     def write(self, figures: Mapping[str, Any]) -> None:
         """Write the figures as JSON to the file and standard output, as far as the options ask for it."""
+        if self.json_output:  # first: a file that cannot be written takes nothing from what was measured
+            print(json.dumps(figures))
         if self.output_json is not None:
             self.output_json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-        if self.json_output:
-            print(json.dumps(figures))
 
 
 REPORT = ReportOptions()

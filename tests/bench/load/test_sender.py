@@ -172,6 +172,43 @@ def test_what_finds_no_place_in_time_is_not_sent_and_counted():
     assert 1 <= len(run.answers) <= 3
 
 
+@pytest.mark.parametrize("traffic", [{}, {"duration": 60}], ids=["once", "closed loop"])
+def test_what_is_answered_before_an_interruption_is_kept(traffic):
+    answered = []
+
+    async def run():
+        task = asyncio.current_task()
+
+        def on_answer():
+            answered.append(1)
+            if len(answered) == 3:
+                task.cancel()  # as Ctrl-C does
+
+        sender = Sender(ask=Fake(0.05), traffic=Traffic(max_concurrency=1, **traffic), seed=0, on_answer=on_answer)
+        found = await sender.send(REQUESTS)
+        await asyncio.sleep(0)  # what is asked of the server afterwards is not broken off
+        return found
+
+    found = asyncio.run(run())
+    assert (found.is_interrupted, found.numbers, found.num_unfinished in (0, 1)) == (True, [0, 1, 2], True)
+    assert found.num_unsent == (0 if traffic else 3 - found.num_unfinished)
+    assert found.seconds < 5
+
+
+def test_an_interruption_before_any_answer_leaves_nothing():
+    async def run():
+        asyncio.get_running_loop().call_later(0.05, asyncio.current_task().cancel)
+        await Sender(ask=Fake(60), traffic=Traffic(), seed=0).send(REQUESTS)
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(run())
+
+
+def test_a_run_that_ends_is_not_interrupted():
+    run = send(Fake())
+    assert (run.is_interrupted, run.num_unfinished, run.num_unsent) == (False, 0, 0)
+
+
 def test_warm_ups_are_sent_within_the_places():
     fake = Fake(0.01)
     sender = Sender(ask=fake, traffic=Traffic(max_concurrency=2), seed=0, id_prefix="t-")

@@ -51,6 +51,10 @@ def test_drafts_are_summed_over_engines():
     assert count_drafts(text) == DraftCounts(11, 33, 14, {0: 9, 1: 5})
 
 
+def test_a_counter_that_is_no_number_is_left_out():
+    assert count_drafts(metrics("NaN", 30, 12, [8, "+Inf"])) == DraftCounts(0, 30, 12, {0: 8})
+
+
 def test_a_server_without_drafts_has_no_counts():
     assert count_drafts(TEXT) is None
 

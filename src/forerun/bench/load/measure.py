@@ -68,7 +68,10 @@ async def find_model(base_url: str, headers: dict[str, str], *, model: str | Non
 
 
 async def measure(load: Load, meter: EnergyMeter, bar: Bar) -> Measurement:
-    """Warm the server up and load it, and read its counters of drafts before and after."""
+    """Warm the server up and load it, and read its counters of drafts before and after.
+
+    Ctrl-C while it is loaded ends the run early: see `Sender.send`.
+    """
     connector = aiohttp.TCPConnector(limit=load.traffic.max_concurrency or 0, keepalive_timeout=60)
     async with aiohttp.ClientSession(connector=connector, timeout=TIMEOUT) as session:
         server = Server(session, load.base_url, load.endpoint.headers)

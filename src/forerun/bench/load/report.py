@@ -31,6 +31,7 @@ RESERVED_KEYS = frozenset(
         *("request_rate", "burstiness", "max_concurrency"),
         *("ramp_up_strategy", "ramp_up_start_rps", "ramp_up_end_rps", "rps_change_events"),
         *("duration", "completed", "failed", "unsent", "total_input_tokens", "total_output_tokens", "target_duration"),
+        *("interrupted", "unfinished"),
         *("request_throughput", "request_goodput", "output_throughput", "total_token_throughput"),
         *("max_output_tokens_per_s", "max_concurrent_requests", "peak_output_token_throughput"),
         *("input_lens", "output_lens", "ttfts", "itls", "latencies", "start_times", "queue_times"),
@@ -75,6 +76,8 @@ class Report:
             **self._ramp(),
             **self.figures.to_json(),
             "unsent": found.run.num_unsent,
+            "interrupted": found.run.is_interrupted,
+            "unfinished": found.run.num_unfinished,
             "target_duration": traffic.duration,
             "chunk_tokens_from": self._chunk_tokens_source(),
             **({} if found.drafts is None else found.drafts.to_json()),
@@ -170,7 +173,7 @@ def _rate_events(traffic: Traffic, run: Run, started: datetime) -> list[dict[str
     first = run.answers[0].started
     reached = int(traffic.ramp_up_start_rps)
     events = [{"rps": reached, "timestamp": started.isoformat()}]
-    all_rates = rates(traffic, run.num_arrived).tolist()
+    all_rates = rates(traffic, run.num_requests).tolist()
     for number, answer in zip(run.numbers, run.answers, strict=True):
         rate = int(all_rates[number])
         moment = started + timedelta(seconds=answer.started - answer.queue_time - first)

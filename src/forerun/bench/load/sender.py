@@ -68,13 +68,36 @@ class Run:
 
     answers: list[Answer] = field(default_factory=list)
     numbers: list[int] = field(default_factory=list)  # of the answers' requests, in order of arrival
-    num_arrived: int = 0  # requests that arrived, sent or not
-    seconds: float = 0.0  # from the start to the last answer
+    num_requests: int = 0  # to send, sent or not
+    num_unfinished: int = 0  # sent, and broken off when the run was interrupted
+    is_interrupted: bool = False
+    seconds: float = 0.0  # from the start to the last answer, or to the interruption
 
     @property
     def num_unsent(self) -> int:
-        """Requests that arrived in time but were still waiting for a free place when the time was up."""
-        return self.num_arrived - len(self.answers)
+        """Requests that were not sent: they waited for a free place when the time was up, or the run was interrupted."""
+        return self.num_requests - self.num_unfinished - len(self.answers)
+
+
+@dataclass(slots=True)
+class _Sent:
+    """A load while it is sent: what was sent of it, and the answers by their requests' numbers."""
+
+    num_requests: int | None = None  # to send; None: as many as there is time for
+    num_sent: int = 0
+    answers: dict[int, Answer] = field(default_factory=dict)
+
+    def run(self, seconds: float, *, is_interrupted: bool) -> Run:
+        """The run that it was, once nothing is under way any more."""
+        numbers = sorted(self.answers)
+        return Run(
+            answers=[self.answers[number] for number in numbers],
+            numbers=numbers,
+            num_requests=self.num_sent if self.num_requests is None else self.num_requests,
+            num_unfinished=self.num_sent - len(self.answers),
+            is_interrupted=is_interrupted,
+            seconds=seconds,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,62 +122,78 @@ class Sender:
         return list(await asyncio.gather(*(send(number, request) for number, request in enumerate(requests))))
 
     async def send(self, requests: Sequence[LoadRequest]) -> Run:
-        """Send each request once or, if the traffic has a duration, all of them in turn until the time is up."""
+        """Send each request once or, if the traffic has a duration, all of them in turn until the time is up.
+
+        The first Ctrl-C breaks off what is under way; what was answered by then is returned.
+
+        Raises:
+            CancelledError: it came before any answer.
+        """
+        sent, is_interrupted = _Sent(), False
         with _frozen_garbage_collector():
             start = self.clock()
-            run = await (
-                self._send_closed_loop(requests) if self.traffic.is_closed_loop else self._send_at_times(requests)
-            )
-            run.seconds = self.clock() - start
-        return run
+            try:
+                if self.traffic.is_closed_loop:
+                    await self._send_closed_loop(requests, sent)
+                else:
+                    await self._send_at_times(requests, sent)
+            except asyncio.CancelledError:  # which `asyncio.run` makes of Ctrl-C
+                task = asyncio.current_task()
+                if task is None or not sent.answers:
+                    raise
+                task.uncancel()
+                is_interrupted = True
+            seconds = self.clock() - start
+        return sent.run(seconds, is_interrupted=is_interrupted)
 
-    async def _send_at_times(self, requests: Sequence[LoadRequest]) -> Run:
+    async def _send_at_times(self, requests: Sequence[LoadRequest], sent: _Sent) -> None:
         """Send each request at its arrival time, whether or not earlier ones are answered (open loop)."""
         traffic, random = self.traffic, np.random.default_rng(self.seed)
         if traffic.duration is None:
             times = draw_arrivals(traffic, len(requests), random)
         else:
             times = draw_arrivals_within(traffic, traffic.duration, random)
+        sent.num_requests = len(times)
         places = self._places()
         start = self.clock()
         deadline = None if traffic.duration is None else start + traffic.duration
 
-        async def send(number: int, arrived: float) -> Answer | None:
+        async def send(number: int, arrived: float) -> None:
             must_wait = places.locked()
             async with places:
                 if must_wait and deadline is not None and self.clock() > deadline:
-                    return None
-                answer = await self.ask(requests[number % len(requests)], f"{self.id_prefix}{number}")
-            answer.queue_time = answer.started - arrived
-            self.on_answer()
-            return answer
+                    return
+                await self._send_one(requests, number, sent, arrived=arrived)
 
-        tasks = []
         async with asyncio.TaskGroup() as group:
             for number, seconds in enumerate(times.tolist()):
                 wait = start + seconds - self.clock()
                 if wait > 0:
                     await asyncio.sleep(wait)
-                tasks.append(group.create_task(send(number, self.clock())))
-        sent = {number: answer for number, task in enumerate(tasks) if (answer := task.result()) is not None}
-        return Run(list(sent.values()), list(sent), num_arrived=len(tasks))
+                group.create_task(send(number, self.clock()))
 
-    async def _send_closed_loop(self, requests: Sequence[LoadRequest]) -> Run:
+    async def _send_closed_loop(self, requests: Sequence[LoadRequest], sent: _Sent) -> None:
         """Keep the maximum concurrency of requests running until the time is up."""
         deadline = self.clock() + (self.traffic.duration or 0)
         numbers = itertools.count()
-        answers: dict[int, Answer] = {}
 
         async def send_in_turn() -> None:
             while self.clock() < deadline:
-                number = next(numbers)
-                answers[number] = await self.ask(requests[number % len(requests)], f"{self.id_prefix}{number}")
-                self.on_answer()
+                await self._send_one(requests, next(numbers), sent)
 
         async with asyncio.TaskGroup() as group:
             for _ in range(self.traffic.max_concurrency or 1):
                 group.create_task(send_in_turn())
-        return Run([answers[number] for number in sorted(answers)], sorted(answers), num_arrived=len(answers))
+
+    async def _send_one(
+        self, requests: Sequence[LoadRequest], number: int, sent: _Sent, *, arrived: float | None = None
+    ) -> None:
+        """Send a request and note its answer; `arrived` is when it began to wait for a place."""
+        sent.num_sent += 1
+        answer = await self.ask(requests[number % len(requests)], f"{self.id_prefix}{number}")
+        answer.queue_time = 0.0 if arrived is None else answer.started - arrived
+        sent.answers[number] = answer
+        self.on_answer()
 
     def _places(self) -> asyncio.Semaphore:
         return asyncio.Semaphore(self.traffic.max_concurrency or sys.maxsize)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import re
 import time
 from collections.abc import Mapping
@@ -187,6 +188,8 @@ def count_drafts(text: str) -> DraftCounts | None:
     sums: dict[str, int] = {}
     per_position: dict[int, int] = {}
     for name, labels, value in parse_metrics(text):
+        if not math.isfinite(value):
+            continue
         if name == ACCEPTED_PER_POSITION and labels.get("position", "").isdecimal():
             position = int(labels["position"])
             per_position[position] = per_position.get(position, 0) + int(value)
