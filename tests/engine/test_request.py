@@ -130,3 +130,11 @@ def test_a_tokens_text_is_decoded_once(llm):
     processor = replace(llm.engine.parts.processor, tokenizer=Counting())
     assert [processor.token_text(token_id) for token_id in (70, 71, 70, 70)] == ["F", "G", "F", "F"]
     assert processor.tokenizer.num_decoded == 2
+
+
+def test_completions_share_their_stop_tokens(llm):
+    """Thousands of them, kept for each of thousands of completions, would take gigabytes."""
+    llm.engine.add_request("a", PROMPT, SamplingParams(n=3, stop_token_ids=[*range(10, 90)]))
+    first, *others = llm.engine._requests["a"].generations
+    llm.engine.abort("a")
+    assert all(one.spec.stop_token_ids is first.spec.stop_token_ids for one in others)

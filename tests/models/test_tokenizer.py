@@ -275,6 +275,13 @@ def test_ids_beyond_the_vocabulary_have_no_text(tokenizer):
     assert push_all(TextStream(tokenizer, []), [9999, *tokenizer.encode("a"), 9999]) == "a"
 
 
+def test_tokens_without_text_do_not_pile_up(tokenizer):
+    stream = TextStream(tokenizer, tokenizer.encode("a"))
+    assert push_all(stream, [9999] * 1000) == ""
+    assert len(stream._window) < MOST_HELD_TOKENS
+    assert push_all(stream, tokenizer.encode("b")) == "b"
+
+
 WORDS = ["▁the", "▁cat", "s", "▁", "<0xE2>", "<0x82>", "<0xAC>", "<s>"]
 
 
@@ -337,6 +344,15 @@ def test_a_long_text_is_encoded_as_a_short_one(tmp_path):
     assert tokenizer.encode(repeated) == tokenizer.encode(short) * (LONG_TEXT // len(short) + 2)
     with pytest.raises(RequestError):
         tokenizer.encode("a" * LONG_TEXT + "\ud800")
+
+
+def test_many_tokens_are_decoded_as_few(tmp_path):
+    tokenizer = load_tokenizer(save_tiny_tokenizer(tmp_path))
+    ids = tokenizer.encode("hello <|im_end|> ✓ ")
+    repeats = LONG_TEXT // len(ids) + 2
+    for skips in (False, True):
+        few = tokenizer.decode(ids, skip_special_tokens=skips)
+        assert tokenizer.decode(ids * repeats, skip_special_tokens=skips) == few * repeats
 
 
 def test_the_variables_of_a_template_are_known(tmp_path):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
+from forerun.server.responses import event
 from tests.server.served import CHAT, PROMPT
 
 REQUESTS = {
@@ -67,3 +70,10 @@ def test_a_request_that_cannot_be_served_gets_a_status_and_no_stream(plain, path
     status, _, answer = plain.send("POST", path, REQUESTS[path] | {"stream": True, "temperature": -1})
     assert status == 400
     assert answer["error"]["param"] == "temperature"
+
+
+def test_an_event_is_one_line_to_every_reader():
+    data = {"text": "a\x85b\u2028c\u2029d\ne"}
+    line = event(data).decode().removesuffix("\n\n")
+    assert len(line.splitlines()) == 1
+    assert json.loads(line.removeprefix("data: ")) == data

@@ -148,6 +148,7 @@ class RequestProcessor:
             raise RequestError(f"cache_salt: got {request.cache_salt!r}; must be a string or None")
         seed = sampling.seed if sampling.seed is not None else self.random_source.getrandbits(63)
         stop_tokens = self._stop_tokens(sampling)
+        stop_token_ids = frozenset(stop_tokens)
         bad_words = self._bad_words(sampling)
         prediction = self._prediction(ids, sampling)
         generations: list[Generation] = []
@@ -161,7 +162,7 @@ class RequestProcessor:
                     cache_salt=request.cache_salt,
                     max_length=self._max_length(ids, sampling),
                     output_ids=output_ids,
-                    stop_token_ids=frozenset(stop_tokens),
+                    stop_token_ids=stop_token_ids,
                     bad_words_ids=bad_words,
                     prediction_ids=prediction,
                 )

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 REPLACEMENT = "\ufffd"  # what bytes that are not (yet) UTF-8 decode to
 CONTEXT_TOKENS = 5  # of the prompt, so that decoders see what the first new token follows
 LONGEST_CHARACTER = 4  # bytes of one UTF-8 character, so at most as many tokens
-LONG_TEXT = 4096  # characters; encoding these takes some ms
+LONG_TEXT = 4096  # characters or tokens; encoding or decoding these takes some ms
 MOST_HELD_TOKENS = 16  # more without one whole character cannot be an incomplete one
 OWN_ARGUMENTS = frozenset({"self", "chat_template", "continue_final_message", "render"})
 """Parameters of `Tokenizer.render_chat`, whose names no variable of a template can have."""
@@ -165,6 +165,9 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Decode token ids to exactly the text that they spell; bytes that are not UTF-8 become U+FFFD."""
+        if len(ids) > LONG_TEXT:  # only the batch call releases the GIL
+            long: str = self._backend.decode_batch([ids], skip_special_tokens=skip_special_tokens)[0]
+            return long
         text: str = self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
         return text
 
@@ -300,7 +303,7 @@ class TextStream:
         # [0, _num_context) of the window is context; its text up to `_given` has been returned (or is the prompt's)
         self._window = self._context(prompt_ids)
         self._num_context = len(self._window)
-        self._given = self._decode()
+        self._given = self._text = self._decode()
         self._holds_nothing = not self._given.endswith(REPLACEMENT)
 
     def push(self, token_id: int) -> str:
@@ -309,9 +312,16 @@ class TextStream:
             return ""
         if self._holds_nothing and (whole := self._tokenizer.whole_text(token_id)) is not None:
             self._window, self._num_context, self._given = [token_id], 1, whole
+            self._text = whole
             return whole
         self._window.append(token_id)
         text = self._decode()
+        if (
+            text and text == self._text and not text.endswith(REPLACEMENT)
+        ):  # it spells nothing, as ids beyond the vocabulary do
+            self._window.pop()
+            return ""
+        self._text = text
         num_certain = len(text.rstrip(REPLACEMENT))
         if len(self._window) - self._num_context > MOST_HELD_TOKENS:
             num_certain = max(num_certain, len(text) - LONGEST_CHARACTER + 1)
@@ -327,7 +337,7 @@ class TextStream:
         """Make the tokens since the last slide the new context; the text's last characters still wait."""
         del self._window[: self._num_context]
         self._num_context = len(self._window)
-        text = self._decode()
+        self._text = text = self._decode()
         self._given = text[: len(text) - num_waiting]
 
     def _decode(self) -> str:

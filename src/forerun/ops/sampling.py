@@ -61,7 +61,8 @@ class SamplingRules:
         self._bad_words = [tuple(word) for word in bad_words_ids]
         self._longest_bad_word = max(map(len, self._bad_words), default=0)
         # A stop token beyond the vocabulary (of a padded tokenizer) cannot come; nothing to forbid.
-        self._stop_token_ids = sorted(t for t in stop_token_ids if 0 <= t < vocab_size)
+        forbidden_first = stop_token_ids if params.min_tokens else ()
+        self._stop_token_ids = sorted(t for t in forbidden_first if 0 <= t < vocab_size)
         self._num_forbidding_stop = params.min_tokens if self._stop_token_ids else 0
         self._allowed: Int32s | None = None
         if params.allowed_token_ids is not None:

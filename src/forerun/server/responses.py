@@ -31,6 +31,7 @@ DONE = b"data: [DONE]\n\n"
 LEAST_LOGPROB = -9999.0  # what vLLM writes for -inf, which JSON has no number for
 
 _to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode  # `json.dumps` makes one each time
+ESCAPED_LINE_ENDS = {0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"}
 CLIENT_CLOSED_REQUEST = 499  # nginx's number; nobody reads it
 
 
@@ -284,8 +285,8 @@ class DisconnectError(Exception):
 
 
 def event(data: dict[str, Any]) -> bytes:
-    """One event of a stream."""
-    return b"data: %b\n\n" % _to_json(data).encode()
+    """One event of a stream: one line also for who takes Unicode's line ends for such."""
+    return b"data: %b\n\n" % _to_json(data).translate(ESCAPED_LINE_ENDS).encode()
 
 
 class EventStream(StreamingResponse):
