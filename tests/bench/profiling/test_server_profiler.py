@@ -244,8 +244,8 @@ def test_a_server_that_hangs_up_is_refused(tmp_path: Path, monkeypatch: pytest.M
 
 def test_what_of_a_grid_the_server_has_no_room_for_is_said(tmp_path: Path) -> None:
     said: list[str] = []
-    with serving(Script(chunks=[2] * 6, delay=0.001, usage="continuous")) as script:
-        wide = replace(GRID, rounds=1, num_sequences=(1, 2, 3, 9))
+    with serving(Script(chunks=[2] * 24, delay=0.002, usage="continuous")) as script:
+        wide = replace(GRID, rounds=1, num_sequences=(1, 2, 3, 4, 9))
         profile_server(task(script, grid=wide), tmp_path / "p", announce=said.append)
     assert any("no room for num_sequences 9" in line for line in said)
 
