@@ -95,9 +95,8 @@ class StepCosts:
         self._evidence = np.zeros(len(weights))  # the slopes times what they were to add up to
         self._deviating = np.array((FIRST_STEPS * FIRST_DEVIATION**2, FIRST_STEPS))  # squares, and how many they are
         self._steps: list[_Step] = []  # since the last fit, and the one before them
-        self._kinds: dict[
-            tuple[int, int], tuple[int, int]
-        ] = {}  # by rows and sequences: steps, and the number of the last one
+        # by rows and sequences: how many steps, and the number of the last one
+        self._kinds: dict[tuple[int, int], tuple[int, int]] = {}
         self._of_one = 1.0  # cost of a step of one row, about
         self._first: list[float] = []  # of the first steps, seconds over predicted cost
         self._unit = 0.0  # seconds of a step of cost 1, as the machine runs now; 0: not known yet
