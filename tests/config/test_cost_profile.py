@@ -66,7 +66,7 @@ def test_impossible_weights_are_damage(tmp_path, caplog):
     file = profile(tmp_path)
     file.save(LEARNT)
     found = json.loads(file.path.read_text())
-    for weights in ([1.0, "NaN"], [10**400, *PRIOR[1:]]):
+    for weights in ([1.0, "NaN"], [10**400, *PRIOR[1:]], [1e308, *PRIOR[1:]]):
         file.path.write_text(json.dumps(found | {"weights": weights}))
         assert file.load().weights == PRIOR
         assert "damaged" in caplog.text

@@ -165,6 +165,17 @@ def test_a_slow_drafter_is_tried_again_in_a_hundredth_of_the_time():
     assert 0 < num_asked * drafter.seconds < 0.02 * (drafter.clock.now - before)
 
 
+def test_a_first_call_that_sets_things_up_for_long_delays_no_later_trial():
+    priced, drafter = make(seconds=100.0)
+    (one,) = started(priced)
+    write_sevens(priced, drafter, one, num_steps=1)
+    drafter.seconds = 0.1
+    assert write_sevens(priced, drafter, one, num_steps=100) < 5
+    drafter.seconds = 0.001
+    write_sevens(priced, drafter, one, num_steps=4000)
+    assert write_sevens(priced, drafter, one, num_steps=100) == 100
+
+
 def test_it_is_not_asked_where_free_drafts_bring_the_same_tokens():
     """Where they are expected to bring nothing it still is."""
     priced, drafter = make(seconds=0.001)

@@ -13,7 +13,7 @@ from forerun.core.draft import NO_DRAFT, Draft
 from forerun.core.sampling_params import SamplingParams
 from forerun.core.stats import SpeculationStats, StepTimes
 from forerun.core.step import LateDraft, StepRecord, unknown_draft
-from forerun.engine.adaptive import FIRST_PAUSE, LOST_SHARE, MOST_LOST, AdaptiveLength
+from forerun.engine.adaptive import AVERAGED_OVER, FIRST_PAUSE, LOST_SHARE, MOST_LOST, AdaptiveLength
 from forerun.engine.costs import JUMPS, KINKS, NUM_FIRST_STEPS, PRIOR, StepCosts
 from forerun.engine.engine import Engine
 from forerun.engine.speculation import FixedLength
@@ -65,7 +65,7 @@ def test_prompts_that_are_read_beside_them_make_no_drafts_longer(survivals, num_
 
 
 def simulate(control, *, rates, batch_size, row_seconds, learns=False):
-    """Tokens a second of virtual time; who `learns` has seen what steps cost in a first batch."""
+    """Tokens a second of virtual time, of four texts at least, as one says little; who `learns` has seen what steps cost in a first batch."""
     engine = simulated_engine(
         rates=rates,
         num_blocks=10000,
@@ -77,7 +77,9 @@ def simulate(control, *, rates, batch_size, row_seconds, learns=False):
     if learns:
         run(engine, [[1, 2, 3]] * batch_size, SAMPLING)
     started = clock()
-    outputs = run(engine, [[1, 2, 3]] * batch_size, SAMPLING)
+    outputs = []
+    for number in range(max(1, 4 // batch_size)):
+        outputs += run(engine, [[1, 2, 3]] * batch_size, replace(SAMPLING, seed=SAMPLING.seed + number))
     return sum(len(output.outputs[0].token_ids) for output in outputs) / (clock() - started)
 
 
@@ -216,6 +218,7 @@ def priced_control(*, draft_seconds):
     for _ in range(300):
         control.observe(record(num_accepted=2, draft_seconds=draft_seconds, seconds=0.006))
         control.observe(record(num_accepted=0, draft_seconds=0.0, num_drafted=0))
+    control.draft_limit(1)
     one = SpeculationStats()
     one.record(FOUR, ())
     return control, control._prices.lost_to(one, 0)
@@ -245,6 +248,61 @@ def test_a_sequence_that_lost_by_drafts_gets_none_until_its_text_has_grown_and_o
     assert control.limit_of(lucky, 8, num_verifying=4) == 8
     unlucky.record(NO_DRAFT, (), times=round(2 / LOST_SHARE))
     assert control.limit_of(unlucky, 8, num_verifying=0) == 8
+
+
+def test_what_drafts_cost_in_a_large_batch_is_not_held_against_a_text_that_is_alone_again():
+    def observe(control, num_sequences, num_drafted):
+        draft = draft_of([0.5] * num_drafted)
+        num_rows = num_sequences * (1 + num_drafted)
+        control.observe(
+            StepRecord(
+                num_rows=num_rows,
+                num_context_tokens=0,
+                num_asked=num_sequences,
+                verified=[(draft, ())] * num_sequences,
+                times=StepTimes(forward=0.005 * (1.0 + 0.05 * num_rows), num_steps=1),
+            )
+        )
+
+    control, alone = AdaptiveLength(8, costs=straight(1.0, 0.05)), SpeculationStats()
+    for _ in range(100):
+        observe(control, 1, 4)
+        alone.record(FOUR, (0,))  # a fourth of the nodes, of which each costs a twentieth of a token
+    for _ in range(100):
+        observe(control, 32, 1)  # two thirds of a token
+    control.draft_limit(1)
+    assert control.limit_of(alone, 8, num_verifying=0) == 8
+
+
+def beside_prompts(step):
+    """A step that reads a chunk of a prompt as well."""
+    return replace(step, num_rows=step.num_rows + 100, times=replace(step.times, forward=0.02))
+
+
+def test_drafting_pauses_where_it_does_not_pay_beside_prompts_too_and_is_tried_again():
+    control, plain = AdaptiveLength(8), record(num_accepted=0, draft_seconds=0.0, num_drafted=0)
+    for _ in range(20):
+        control.observe(replace(plain, num_asked=0))
+    assert control.draft_limit(1) == 8
+    for _ in range(AVERAGED_OVER):
+        control.observe(beside_prompts(record(num_accepted=0, draft_seconds=0.001)))
+    assert control.draft_limit(1) == 0
+    for _ in range(FIRST_PAUSE):
+        control.observe(beside_prompts(replace(plain, num_asked=0)))
+    assert control.draft_limit(1) == 8
+
+
+def test_no_rows_are_tried_beside_prompts_as_such_a_step_teaches_nothing():
+    control = AdaptiveLength(8, costs=straight(1.0, 0.001))
+    for _ in range(100):
+        control.observe(record(num_accepted=4, draft_seconds=0.0))
+
+    def chosen(num_rows):
+        (length,) = control.choose([draft_of([0.9] * 4)], num_rows=num_rows, num_sequences=1, num_context_tokens=100)
+        return length
+
+    assert chosen(50) == 4
+    assert chosen(1) == 0, "a plain step was never seen"
 
 
 def test_each_sequence_is_drafted_for_by_what_its_own_drafts_have_come_to():

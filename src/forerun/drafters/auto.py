@@ -69,6 +69,11 @@ MOST_SHARE = 0.8
 DEVICE_NGRAMS = NgramConfig(prompt_lookup_min=1, prompt_lookup_max=16, draft_confidence_threshold=0.05)
 """What a GPU looks up in its own table of texts: long drafts of short matches, too, since its rows cost next to nothing."""
 
+HEAD = "trained head"
+LOOK_UPS = ("copy", "pool", "recycle")
+IN_MEMORY = "the target was made in memory"
+WAITS_FOR_HOST = "the GPU would wait for the host in each step; a head, MTP layers or the target itself drafts there as a method of its own"
+
 MATCHING, COUPLED = "matching", "coupled"
 """The verifier by the target's own draws, and the drafts that are made of these."""
 
@@ -201,7 +206,11 @@ class AutoConfig:
                 "recycle", budget > 0, f"what the target held likely, within {share}" if budget else "auto_memory is 0"
             ),
         ]
-        models = [self._head_choice(target, budget), *self._target_choices(target, budget)]
+        models = [
+            self._head_choice(target, budget),
+            self._mtp_choice(target, budget),
+            self._self_choice(target, budget),
+        ]
         is_taken = False
         for choice in models:
             if is_taken and choice.num_bytes:
@@ -224,33 +233,29 @@ class AutoConfig:
         what = f"the head for {shipped.title} that comes with forerun{', in 4 bits' if bits == 'int4' else ''}"
         return self._affordable(HEAD, need, budget, what, target.loaded.model.weight_bytes)
 
-    def _target_choices(self, target: TargetInfo, budget: int) -> list[Choice]:
-        """Drafters that the target itself is good for."""
+    def _mtp_choice(self, target: TargetInfo, budget: int) -> Choice:
         loaded = target.loaded
         if loaded is None or loaded.path is None:
-            why = "the target was made in memory"
-            return [Choice("mtp", False, why), Choice("self", False, why)]
-        weights = loaded.model.weight_bytes
+            return Choice("mtp", False, IN_MEMORY)
         if not _has_mtp_layers(loaded.path):
-            mtp = Choice("mtp", False, "the checkpoint has no MTP layers that can be read")
-        else:
-            need = 2 * weights // max(1, loaded.model.num_layers)  # a layer, and what goes before it
-            mtp = self._affordable("mtp", need, budget, "a layer of the checkpoint", weights)
+            return Choice("mtp", False, "the checkpoint has no MTP layers that can be read")
+        weights = loaded.model.weight_bytes
+        need = 2 * weights // max(1, loaded.model.num_layers)  # a layer, and what goes before it
+        return self._affordable("mtp", need, budget, "a layer of the checkpoint", weights)
+
+    def _self_choice(self, target: TargetInfo, budget: int) -> Choice:
+        loaded = target.loaded
+        if loaded is None or loaded.path is None:
+            return Choice("self", False, IN_MEMORY)
         if loaded.kernels is None:
-            return [mtp, Choice("self", False, "the target in fewer bits needs the native CPU kernels")]
+            return Choice("self", False, "the target in fewer bits needs the native CPU kernels")
         if not _can_be_rounded(loaded.model):
-            return [
-                mtp,
-                Choice("self", False, "many of its weights are in no linear layer, and would stay as they are"),
-            ]
-        bits = _bits_of_self(loaded)
+            return Choice("self", False, "many of its weights are in no linear layer, and would stay as they are")
+        weights, bits = loaded.model.weight_bytes, _bits_of_self(loaded)
         need = _bytes_of_self(loaded, bits)
         if need > MOST_SHARE * weights:
-            return [
-                mtp,
-                Choice("self", False, f"the target in {bits} is hardly smaller: its weights are in few bits already"),
-            ]
-        return [mtp, self._affordable("self", need, budget, f"the target in {bits}", weights)]
+            return Choice("self", False, f"the target in {bits} is hardly smaller: its weights are in few bits already")
+        return self._affordable("self", need, budget, f"the target in {bits}", weights)
 
     def _affordable(self, method: str, need: int, budget: int, what: str, weights: int) -> Choice:
         if need <= budget:
@@ -350,11 +355,6 @@ def _has_mtp_layers(path: Path) -> bool:
         return find_layout(read_config(path), open_checkpoint(path).names()) is not None
     except ModelError:  # the weights were made up
         return False
-
-
-HEAD = "trained head"
-LOOK_UPS = ("copy", "pool", "recycle")
-WAITS_FOR_HOST = "the GPU would wait for the host in each step; a head, MTP layers or the target itself drafts there as a method of its own"
 
 
 class AutoDrafter:

@@ -237,7 +237,8 @@ class PricedDrafter:
 
     def _may_try_again(self) -> bool:
         """Whether the drafter was left out for so long that trying it costs next to nothing."""
-        trial = sum(seconds for seconds, _ in self._latest)
+        latest = [seconds for seconds, _ in self._latest]
+        trial = len(latest) * median_low(latest) if latest else 0.0
         return self._num_steps_left_out >= FORGOTTEN_AFTER and trial <= TRIAL_SHARE * self._seconds_left_out
 
     def _forget(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -76,7 +77,7 @@ class _Pause:
 
 @dataclass(slots=True)
 class _Prices:
-    """What drafts cost one sequence, in tokens that it would have written in the time without them; 0 where not known."""
+    """What drafts cost one sequence beside others, in tokens that it would have written in the time without them; 0 where not known."""
 
     row: float = 0.0  # of a verified node, running mean
     draft: float = 0.0
@@ -126,6 +127,12 @@ class _Account:
     tokens: float = 0.0
     seconds: float = 0.0
     plain_seconds: float = 0.0  # that plain decoding would have needed for the same tokens
+
+    def note_step(self, num_tokens: int, seconds: float, *, plain: float) -> None:
+        """Count the tokens of a step, the seconds that it took, and those that a token takes in a plain step."""
+        self.tokens += num_tokens
+        self.seconds += seconds
+        self.plain_seconds += num_tokens * plain
 
     def note_fate(self, survival: Sequence[float], stood: Sequence[int]) -> None:
         """Count the nodes of a verified draft by their chances, and those that stood."""
@@ -181,7 +188,8 @@ class AdaptiveLength:
         self._most_rows = most_rows
         self._rates = DepthRates()
         self._pause = _Pause()
-        self._prices = _Prices()
+        self._prices = _Prices()  # in the step that is planned
+        self._all_prices: defaultdict[int, _Prices] = defaultdict(_Prices)  # by the size of steps, see `_prices_beside`
         self._account = _Account()
         self._last_price: float | None = None  # of one more row, in tokens, in the step that is planned
         self._price = 0.0  # about that of the next step
@@ -202,6 +210,7 @@ class AdaptiveLength:
         plain = costs.of_rows(batch_size) + costs.beside_rows(batch_size, num_context_tokens)
         least_price = batch_size / plain * self._cheapest_row(batch_size)
         self._price, self._last_price = self._last_price or least_price, None
+        self._prices = self._prices_beside(batch_size)
         if self._pause.num_left:
             return 0
         if least_price < SURE_GAIN or self._is_unknown(batch_size + _more(batch_size), batch_size):
@@ -221,7 +230,12 @@ class AdaptiveLength:
         return self.costs.num_steps >= self._next_trial and not self.costs.knows(num_rows, num_sequences)
 
     def _to_try(self, best: int, num_drafted: int, step: _Undrafted) -> int:
-        """The number of nodes to verify: `best`, or now and then none, or some more, where nobody knows what that costs."""
+        """The number of nodes to verify: `best`, or now and then none, or some more, where nobody knows what that costs.
+
+        Beside prompts it is not tried, as such a step teaches nothing.
+        """
+        if step.num_rows > step.num_sequences:
+            return best
         more = min(best + _more(step.num_sequences), num_drafted)
         for tried in (0, more):
             if tried != best and self._is_unknown(step.num_rows + tried, step.num_sequences):
@@ -289,6 +303,18 @@ class AdaptiveLength:
 
     def observe(self, record: StepRecord) -> None:
         """Learn the costs of steps and of drafting, and the fate of drafts that did not say their chances."""
+        num_drafted, num_accepted = self._learn_fates(record)
+        num_sequences, seconds = len(record.verified), record.times.spent
+        if not num_sequences or not 0.0 < seconds < math.inf:  # a clock that jumps
+            return
+        self._pause.num_left = max(0, self._pause.num_left - 1)
+        if record.num_rows == num_sequences + num_drafted:  # no prompts were read
+            self._learn_costs(record, seconds)
+        if self.costs.unit:
+            self._judge(record, seconds, num_drafted=num_drafted, num_accepted=num_accepted)
+
+    def _learn_fates(self, record: StepRecord) -> tuple[int, int]:
+        """Learn what became of a step's drafts; how many nodes were verified, and how many of them stood."""
         num_drafted = num_accepted = 0
         for draft, stood in record.verified:
             if draft.token_ids:
@@ -299,43 +325,43 @@ class AdaptiveLength:
                     self._rates.observe(draft.source, depth=draft.depth, num_stood=len(stood))
         for late in record.late:
             self._learn_late(late)
-        num_sequences = len(record.verified)
-        if not num_sequences or record.num_rows != num_sequences + num_drafted:  # prompts were read, too
-            return
+        return num_drafted, num_accepted
+
+    def _learn_costs(self, record: StepRecord, seconds: float) -> None:
+        """Learn what a step without prompts costs, and keep what is known now and then."""
+        costs, num_sequences = self.costs, len(record.verified)
         self._context = record.num_context_tokens / num_sequences
-        costs, times = self.costs, record.times
-        seconds = times.spent
-        if not 0.0 < seconds < math.inf:  # a clock that jumps
-            return
         costs.observe(
             num_rows=record.num_rows,
             num_sequences=num_sequences,
             num_context_tokens=record.num_context_tokens,
             seconds=seconds,
         )
-        if not costs.unit:
-            return
-        self._pause.num_left = max(0, self._pause.num_left - 1)
         if self._on_fit is not None and costs.num_steps >= self._next_saved:
             self._next_saved = 4 * costs.num_steps
             self._on_fit(costs)
+
+    def _judge(self, record: StepRecord, seconds: float, *, num_drafted: int, num_accepted: int) -> None:
+        """Note what a step's drafts cost and brought: beside prompts, too, which are read whatever is drafted."""
+        costs, num_sequences, num_undrafted = self.costs, len(record.verified), record.num_rows - num_drafted
         beside = costs.beside_rows(num_sequences, record.num_context_tokens)
         plain = (costs.of_rows(num_sequences) + beside) * costs.unit
-        num_tokens = num_sequences + num_accepted
-        saved = num_tokens / num_sequences * plain - (costs.of_rows(record.num_rows) + beside) * costs.unit
-        drafting = self._note_drafting(times.draft, record.num_asked)
-        self._prices.note(
-            (costs.of_rows(record.num_rows) - costs.of_rows(num_sequences)) * costs.unit,
-            num_rows=num_drafted,
-            drafting=self._draft_seconds,
-            token_seconds=plain / num_sequences,
+        verifying = (costs.of_rows(record.num_rows) - costs.of_rows(num_undrafted)) * costs.unit
+        drafting = self._note_drafting(record.times.draft, record.num_asked)
+        self._prices_beside(num_sequences).note(
+            verifying, num_rows=num_drafted, drafting=self._draft_seconds, token_seconds=plain / num_sequences
         )
-        account = self._account
-        account.tokens += num_tokens
-        account.seconds += min(seconds, INTERRUPTED * plain) + drafting
-        account.plain_seconds += num_tokens / num_sequences * plain
         if record.num_asked:
-            self._pause.note_gain(saved - drafting, plain_seconds=plain)
+            brought = num_accepted / num_sequences * plain
+            self._pause.note_gain(brought - verifying - drafting, plain_seconds=plain)
+        if num_undrafted == num_sequences:  # no prompts were read
+            self._account.note_step(
+                num_sequences + num_accepted, min(seconds, INTERRUPTED * plain) + drafting, plain=plain / num_sequences
+            )
+
+    def _prices_beside(self, num_sequences: int) -> _Prices:
+        """What drafts cost in steps of about so many sequences: the more there are, the fewer nodes cost next to nothing."""
+        return self._all_prices[num_sequences.bit_length()]
 
     def _learn_late(self, late: LateDraft) -> None:
         """Learn how deep drafts stand that are chosen before they are known: one that was not made stands nowhere."""

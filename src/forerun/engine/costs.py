@@ -45,6 +45,7 @@ that counts as, and the least that is believed. A machine whose speed swings say
 
 NUM_FIRST_STEPS = 5  # whose median sets the unit, as the first touch memory that nobody has touched
 LEAST_COST = 1e-3  # of a step
+MOST_WEIGHT = 1e3  # that can be believed
 MOST_ROWS = 1024  # of the table; beyond it costs go on in a straight line
 FORGETTING = 0.999  # weight of what earlier steps said with each new one, since machines change
 LEVEL_WEIGHT = 0.05  # of a step in the running speed of the machine
@@ -82,12 +83,14 @@ class StepCosts:
         weights: what an earlier fit gave, see `weights`.
 
     Raises:
-        ValueError: there are more or fewer weights than features, or one is not finite.
+        ValueError: there are more or fewer weights than features, or one cannot be.
     """
 
     def __init__(self, weights: Sequence[float] = PRIOR) -> None:
-        if len(weights) != len(PRIOR) or not all(map(math.isfinite, weights)):
-            raise ValueError(f"got weights {list(weights)!r:.200}; must be {len(PRIOR)} finite numbers")
+        if len(weights) != len(PRIOR) or not all(0.0 <= weight <= MOST_WEIGHT for weight in weights):
+            raise ValueError(
+                f"got weights {list(weights)!r:.200}; must be {len(PRIOR)} numbers from 0 to {MOST_WEIGHT:g}"
+            )
         self._prior = np.array(weights, dtype=np.float64)
         self._deviation = np.array(PRIOR_DEVIATION)
         self._deviation[OF_JUMPS] = np.maximum(self._deviation[OF_JUMPS], 0.5 * np.abs(self._prior[OF_JUMPS]))
