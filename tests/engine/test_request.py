@@ -138,3 +138,20 @@ def test_completions_share_their_stop_tokens(llm):
     first, *others = llm.engine._requests["a"].generations
     llm.engine.abort("a")
     assert all(one.spec.stop_token_ids is first.spec.stop_token_ids for one in others)
+
+
+def test_bad_words_are_encoded_once_for_all_prompts_of_a_request(llm):
+    class Counting(Pairs):
+        num_encoded = 0
+
+        def encode(self, text, *, add_special_tokens=True):
+            self.num_encoded += 1
+            return super().encode(text)
+
+    processor = replace(llm.engine.parts.processor, tokenizer=Counting())
+    some, same, others = (SamplingParams(bad_words=words) for words in (["ab", "c"], ["ab", "c"], ["ab"]))
+    found = [processor._bad_words(sampling) for sampling in (some, some, same)]
+    assert found == [((97, 98), (99,))] * 3
+    assert processor.tokenizer.num_encoded == 2 * 2
+    assert processor._bad_words(others) == ((97, 98),)
+    assert processor._bad_words(SamplingParams()) == ()

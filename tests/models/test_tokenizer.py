@@ -1,6 +1,7 @@
 import functools
 import shutil
 import time
+from dataclasses import replace
 from itertools import chain
 
 import pytest
@@ -83,6 +84,25 @@ def test_what_is_not_unicode_text_is_a_request_error(tokenizer, text):
 def test_vocabulary_and_special_ids_are_those_of_the_files(tokenizer):
     assert (tokenizer.vocab_size, tokenizer.bos_token_id, tokenizer.eos_token_id) == (264, 0, IM_END)
     assert tokenizer.token_text(IM_END) == "<|im_end|>"
+
+
+def test_the_vocabulary_is_counted_once(tokenizer):
+    """Who compares every token of a request with it would count hundreds of thousands of times."""
+
+    class Counting:
+        num_counts = 0
+
+        def __getattr__(self, name):
+            return getattr(tokenizer._backend, name)
+
+        def get_vocab_size(self, **options):
+            self.num_counts += 1
+            return tokenizer._backend.get_vocab_size(**options)
+
+    counting = Counting()
+    counted = Tokenizer(replace(tokenizer._parts, backend=counting))
+    assert [counted.vocab_size for _ in range(3)] == [264] * 3
+    assert counting.num_counts == 1
 
 
 def test_a_conversation_is_laid_out_by_the_models_template(tokenizer):

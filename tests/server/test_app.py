@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from forerun.server import app
 from tests.server.served import PROMPT
+from tests.server.test_load import until
 
 TEXT = {"prompt": PROMPT, "max_tokens": 1}
 
@@ -50,3 +52,13 @@ def test_a_bug_is_logged_with_the_id_of_its_request(plain, monkeypatch, caplog):
 def test_health_answers_head(plain):
     status, _, text = plain.send("HEAD", "/health")
     assert (status, text) == (200, "")
+
+
+def test_memory_that_a_large_body_took_is_given_back_at_its_end(plain, monkeypatch):
+    given_back = []
+    monkeypatch.setattr(app, "LARGE_BODY_BYTES", 1000)
+    monkeypatch.setattr(app, "give_back_freed_memory", lambda: given_back.append("given back"))
+    plain.post("/tokenize", {"prompt": "a" * 900})
+    assert not given_back
+    plain.post("/tokenize", {"prompt": "a" * 1000})
+    until(lambda: given_back == ["given back"])

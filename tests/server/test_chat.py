@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from tests.server.served import CHAT, NAME, chat_ids, generate, offline
@@ -120,3 +122,18 @@ def test_an_image_is_refused_and_not_fetched(plain):
     parts = [{"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/x.png"}}]
     status, _, answer = plain.send("POST", "/v1/chat/completions", {"messages": [{"role": "user", "content": parts}]})
     assert (status, answer["error"]["param"]) == (400, "messages")
+
+
+def test_what_tokens_spell_is_read_while_others_are_served(plain, monkeypatch):
+    tokenizer, threads = plain.llm.get_tokenizer(), []
+    read = type(tokenizer).vocabulary
+
+    def vocabulary(*arguments):
+        threads.append(threading.current_thread().name)
+        return read(*arguments)
+
+    monkeypatch.setattr(type(tokenizer), "vocabulary", vocabulary)
+    vars(plain.model).pop("spellings", None)
+    assert create(plain, logprobs=True).choices[0].logprobs.content
+    (name,) = threads
+    assert name.startswith("forerun-intake")

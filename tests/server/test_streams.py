@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 
@@ -77,3 +78,8 @@ def test_an_event_is_one_line_to_every_reader():
     line = event(data).decode().removesuffix("\n\n")
     assert len(line.splitlines()) == 1
     assert json.loads(line.removeprefix("data: ")) == data
+
+
+def test_no_event_holds_a_number_that_json_has_not():
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        event({"logprob": math.nan})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -9,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import forerun
+from forerun.server import tokenization
 from forerun.server.protocol import MOST_DETOKENIZED
 from forerun.server.served_model import NUM_INTAKE_THREADS, NUM_TOKENIZATION_THREADS
 from tests.server.served import CHAT, NAME, PROMPT, chat_ids, offline
@@ -23,6 +25,16 @@ def test_a_text_is_tokenised(plain):
         "tokens": [259, 78, 78, 81],
         "token_strs": ["he", "l", "l", "o"],
     }
+
+
+def test_a_long_answer_is_written_part_by_part(plain, monkeypatch):
+    written, dumps = [], json.dumps
+    expected = plain.post("/tokenize", {"prompt": "hello \u2713", "return_token_strs": True})
+    monkeypatch.setattr(tokenization, "WRITTEN_AT_ONCE", 3)
+    body = {"prompt": "hello \u2713", "return_token_strs": True}
+    monkeypatch.setattr(json, "dumps", lambda value, **options: written.append(value) or dumps(value, **options))
+    assert plain.post("/tokenize", body) == expected
+    assert max(len(part) for part in written if isinstance(part, list)) == 3
 
 
 def test_a_conversation_is_tokenised(plain):

@@ -24,6 +24,9 @@ from forerun.kv.block_table import BlockTable
 
 NUM_CONTEXT_TOKENS = 8  # of a prompt's end, before which nothing changes how a continuation is encoded
 
+BadWords = tuple[tuple[int, ...], ...]
+"""The token ids of each."""
+
 
 class RequestTokenizer(Protocol):
     """What the engine asks of a tokenizer."""
@@ -128,6 +131,7 @@ class RequestProcessor:
     files: HiddenStatesFiles | None = None
     _seq_ids: Iterator[int] = field(default_factory=itertools.count, init=False)
     _token_texts: dict[int, str] = field(default_factory=dict, init=False)  # of the tokens asked for so far
+    _last_bad_words: tuple[tuple[str, ...], BadWords] = field(default=((), ()), init=False)
 
     def process(self, request: EngineRequest, *, arrival_time: float) -> Request:
         """Check a request, make its generations, and let the executor prepare their sampling.
@@ -283,10 +287,16 @@ class RequestProcessor:
         text.take_delta(finished=False)  # what was certain has been handed out elsewhere
         return text
 
-    def _bad_words(self, sampling: SamplingParams) -> tuple[tuple[int, ...], ...]:
-        """Token ids of each bad word, as a text's beginning and after a space (vLLM's two forms)."""
+    def _bad_words(self, sampling: SamplingParams) -> BadWords:
+        """Token ids of each bad word, as a text's beginning and after a space (vLLM's two forms).
+
+        The last ones are kept, as all prompts of a request have the same.
+        """
         if not sampling.bad_words:
             return ()
+        words, ids = self._last_bad_words  # read and replaced at once, as several threads do
+        if words == tuple(sampling.bad_words):
+            return ids
         if self.tokenizer is None:
             raise RequestError(
                 "bad_words: words need a tokenizer, but the model was loaded without one; use logit_bias"
@@ -298,6 +308,7 @@ class RequestProcessor:
             found.append(tuple(bare))
             if bare and spaced[0] != bare[0] and len(spaced) == len(bare):
                 found.append(tuple(spaced))
+        self._last_bad_words = tuple(sampling.bad_words), tuple(found)
         return tuple(found)
 
     def _prediction(self, prompt_ids: list[int], sampling: SamplingParams) -> tuple[int, ...]:

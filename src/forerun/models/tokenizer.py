@@ -39,7 +39,7 @@ class Tokenizer:
         self.special_token_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self._whole_texts: dict[int, str | None] | None = {} if is_byte_level(self._backend) else None
 
-    @property
+    @cached_property
     def vocab_size(self) -> int:
         """Number of tokens, added ones included; the model's logits may be wider."""
         size: int = self._backend.get_vocab_size(with_added_tokens=True)
@@ -316,10 +316,8 @@ class TextStream:
             return whole
         self._window.append(token_id)
         text = self._decode()
-        if (
-            text and text == self._text and not text.endswith(REPLACEMENT)
-        ):  # it spells nothing, as ids beyond the vocabulary do
-            self._window.pop()
+        if text and text == self._text and not text.endswith(REPLACEMENT):
+            self._window.pop()  # it spells nothing, as ids beyond the vocabulary do
             return ""
         self._text = text
         num_certain = len(text.rstrip(REPLACEMENT))

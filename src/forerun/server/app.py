@@ -13,6 +13,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import forerun
+from forerun.ops.native.memory import give_back_freed_memory
 from forerun.server import chat, completions, errors, page, status, tokenization
 from forerun.server.auth import Keys
 from forerun.server.errors import RETRY_AFTER_S, ApiError
@@ -20,6 +21,7 @@ from forerun.server.options import ServerOptions
 
 MOST_BODY_BYTES = 4 << 20
 MOST_HELD_BYTES = 256 << 20  # of all bodies that the server holds at once; parsed they take several times as much
+LARGE_BODY_BYTES = 1 << 20  # from which on the memory that it took is given back at its end
 MOST_HEADER_BYTES = 32 << 10
 REQUEST_ID = b"x-request-id"
 SANE_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")  # any other id is replaced, as ids go into headers and logs
@@ -137,6 +139,8 @@ class BodyGuard:
             await self._app(scope, guarded, send)
         finally:
             self._num_held -= num_bytes
+            if num_bytes >= LARGE_BODY_BYTES:  # read and made into tokens it took many times as much
+                await asyncio.to_thread(give_back_freed_memory)
 
 
 def _announced(scope: Scope) -> int:

@@ -107,7 +107,9 @@ async def create_chat_completion(
 
 
 def _token_ids(body: ChatBody, model: ServedModel, asked: tuple[str, int | None]) -> list[int]:
-    """The conversation's, with room for the answer."""
+    """The conversation's, with room for the answer; made ready is also what its log probabilities need."""
+    if body.logprobs:
+        model.read_spellings()
     tokenizer, text = model.llm.get_tokenizer(), conversation_text(body, model)
     most, max_model_len = tokenizer.most_characters_per_token, model.llm.max_model_len
     check_text_length(text, most, max_model_len, prompt="messages")

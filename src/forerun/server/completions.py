@@ -139,10 +139,11 @@ class CompletionBuilder(ResponseBuilder):
         """Text and logprobs, after the prompt's if it is echoed."""
         body = self._body
         prompt = (output.prompt or "") if body.echo else ""
-        choice: dict[str, Any] = {"text": prompt + completion.text, "logprobs": None}
+        end: dict[str, Any] = {}
         if body.max_tokens == 0:  # the engine always writes a token
             completion.text, completion.token_ids, completion.logprobs = "", [], []
-            choice |= {"text": prompt, "finish_reason": "length", "stop_reason": None}
+            end = {"finish_reason": "length", "stop_reason": None}
+        choice: dict[str, Any] = {"text": prompt + completion.text, "logprobs": None, **end}
         if body.logprobs is not None:
             token_ids, rows = completion.token_ids, list(completion.logprobs or ())
             offsets = self._text_offsets(output.prompt_token_ids, prompt).of(token_ids)

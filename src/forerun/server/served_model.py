@@ -115,6 +115,10 @@ class ServedModel:
         except ModelError:
             return {}
 
+    def read_spellings(self) -> None:
+        """Read what tokens spell, so that `spell` need not: it takes a second where the vocabulary is large."""
+        _ = self.spellings
+
     def spell(self, token_id: int, text: str) -> bytes:
         """The bytes of a token, also where they are no whole character."""
         return self.spellings.get(token_id) or text.encode()

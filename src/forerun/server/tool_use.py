@@ -126,13 +126,12 @@ class CallWriter:
     def message(self, text: str) -> dict[str, Any]:
         """The assistant's whole message."""
         delta = self.delta(text, finished=True)
-        message = {"role": "assistant", "content": delta.get("content"), "refusal": None}
-        calls = delta.get("tool_calls")
-        if not calls:
-            return message | {"content": delta.get("content", "" if self._has_text else None)}
+        calls = delta.get("tool_calls", [])
         for call in calls:
             del call["index"]
-        return message | {"tool_calls": calls}
+        nothing = "" if self._has_text and not calls else None
+        message = {"role": "assistant", "content": delta.get("content", nothing), "refusal": None}
+        return message | ({"tool_calls": calls} if calls else {})
 
     def finish_reason(self, reason: str | None) -> str | None:
         """OpenAI's reason for the engine's."""
