@@ -6,7 +6,9 @@ import json
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from forerun.cli.app import main
 from forerun.plan.deployment_plan import DeploymentPlan, Layout
@@ -170,6 +172,32 @@ def test_a_request_of_a_day_that_is_too_long_is_refused(folder, tmp_path, capsys
     (tmp_path / "long.jsonl").write_text("\n".join(map(json.dumps, lines)))
     assert run(folder, *SLA, *LOAD, "--replay", tmp_path / "long.jsonl") == 2
     assert "more than max_model_len (4096)" in capsys.readouterr().err
+
+
+def test_a_request_of_a_day_that_a_drafter_leaves_a_gpu_no_room_for_is_refused(tmp_path, capsys):
+    """Of the 300 blocks 148 are left beside the head and its KV, and one request takes more."""
+    save_file({"fc.weight": np.zeros((1000, 1000), np.float32)}, tmp_path / "model.safetensors")
+    profile = fake_profile()
+    head = profile.configs["head"] | {"model": str(tmp_path)}
+    replace(
+        profile,
+        device="cuda",
+        num_blocks=300,
+        max_model_len=4800,
+        configs=profile.configs | {"head": head},
+        drafter_block_bytes={"head": 16 * profile.kv_bytes_per_token, "suffix": 0},
+    ).save(tmp_path)
+    lines = [
+        {"timestamp": 250 * at, "input_length": 3000 if at == 7 else 400, "output_length": 60} for at in range(160)
+    ]
+    (tmp_path / "day.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    wanted = ("--sla", "ttft=2s,itl=50ms", "--load", "rate=5,isl=400,osl=60", "--budget", 1)
+    day = ("--replay", tmp_path / "day.jsonl", "--interval", 10, "--predictor", "constant")
+    assert run(tmp_path, *wanted, *day, "--method", "head") == 2
+    assert "number 7 (from 0) has 3000 prompt and 60 output tokens, together more than max_model_len (2368)" in (
+        capsys.readouterr().err
+    )
+    assert run(tmp_path, *wanted, *day, "--method", "plain") in (0, 1)
 
 
 def test_a_day_of_less_than_a_period_says_that_harmonic_is_constant(folder, trace, capsys):

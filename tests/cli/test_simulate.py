@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -92,6 +94,29 @@ def test_conversations_have_their_own_lengths(tmp_path, capsys, caplog):
     prompts, answers = (sum(len(encode(text[place])) for text in texts[:2]) for place in (0, 1))
     assert (found["total_input_tokens"], found["total_output_tokens"]) == (3 * prompts, 3 * answers)
     assert "1 of 3 are longer than max_model_len (512), and are left out" in caplog.text
+
+
+def test_conversations_that_a_drafter_leaves_a_gpu_no_room_for_are_left_out(tmp_path, capsys, caplog):
+    """Half of the blocks are left beside it, which hold 256 tokens; the profiled engine took 512."""
+    model = save_stand_in(tmp_path / "model")
+    on_gpu = {"device": "cuda", "num_blocks": 32, "drafter_block_bytes": {"rates": 16_000}}
+    a_profile(tmp_path / "profile", model=str(model), vocab_size=VOCAB_SIZE, **on_gpu)
+    turns = [{"conversations": [{"value": prompt}, {"value": "yes"}]} for prompt in ("hello there", "q" * 300)]
+    (tmp_path / "chats.json").write_text(json.dumps(turns))
+    options = (
+        "--conversations",
+        tmp_path / "chats.json",
+        "--rate",
+        5,
+        "--num-requests",
+        3,
+        "--config",
+        "rates",
+        "--json",
+    )
+    assert run(tmp_path / "profile", *options) == 0
+    assert "1 of 2 are longer than max_model_len (256), and are left out" in caplog.text
+    capsys.readouterr()
 
 
 def test_conversations_with_a_servers_profile_are_counted_by_a_tokenizer_that_is_here(tmp_path, capsys):
@@ -203,6 +228,19 @@ def test_requests_that_end_before_the_rate_has_had_its_round_are_said(folder, ca
     warnings = [one for one in json.loads(shown.out)["warnings"] if one.startswith("arrivals: ")]
     assert len(warnings) == (said is not None)
     assert all(said in one and one in shown.err for one in warnings)
+
+
+def test_the_picture_is_of_the_kv_memory_that_the_simulated_engines_had(tmp_path, capsys, monkeypatch):
+    """On a GPU a drafter leaves fewer blocks than were profiled."""
+    drawn = []
+    picture = SimpleNamespace(draw_simulation=lambda *_, num_blocks, sla: drawn.append(num_blocks))
+    monkeypatch.setitem(sys.modules, "forerun.bench.simulation_picture", picture)
+    monkeypatch.setattr("forerun.cli.options.find_spec", lambda name: name)  # matplotlib is not needed here
+    a_profile(tmp_path, device="cuda", drafter_block_bytes={"rates": 16_000})
+    for config in ("plain", "rates"):
+        assert run(tmp_path, *LOAD, "--config", config, "--plot", tmp_path / "picture.svg") == 0
+    assert drawn == [200, 100]
+    capsys.readouterr()
 
 
 def test_a_seed_below_zero_is_refused(folder, capsys):

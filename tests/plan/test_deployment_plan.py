@@ -95,6 +95,12 @@ replace(DeploymentPlan.load_file(folder), model="Mod\\xe8le").save(folder)
         ({"engine": None}, "got engine=None; must be an object"),
         ({"engine": ENGINE | {"max_num_seqs": 0}}, "got max_num_seqs=0; must be a whole number, at least 1"),
         ({"engine": ENGINE | {"tensor_parallel_size": "2"}}, "got tensor_parallel_size='2'"),
+        (
+            {"engine": ENGINE | {"tensor_parallel_size": 10**30}},
+            "got tensor_parallel_size=1000.*; must be a whole number, at least 1, at most 1024: plan again",
+        ),
+        ({"engine": ENGINE | {"max_num_seqs": 10**30}}, "got max_num_seqs=1000.*, at most 1000000: plan again"),
+        ({"engine": ENGINE | {"block_size": 10**400}}, "got block_size=1000.*, at most 9007199254740992: plan again"),
         ({"engine": ENGINE | {"dtype": None}}, "got dtype=None; must be a text"),
         ({"engine": ENGINE | {"device": "tpu"}}, "got device='tpu'; must be cpu, cuda or null"),
         ({"engine": ENGINE | {"kernel_settings": []}}, r"got kernel_settings=\[\]; must be an object"),

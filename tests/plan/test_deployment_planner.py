@@ -18,16 +18,15 @@ from forerun.plan.confirmation import confirmed, planned_engine, simulated
 from forerun.plan.deployment_plan import DeploymentPlan, Layout
 from forerun.plan.deployment_planner import (
     PlanningOptions,
-    chooses_itself,
     corrected,
     engine_model,
     joules_per_token,
     plan_deployment,
-    speculations,
     speculative_config,
     with_running,
 )
 from forerun.plan.draft_lengths import FREE
+from forerun.plan.drafting_choices import speculations
 from forerun.plan.fleet_plan import FleetSearch
 from forerun.plan.load import Load
 from forerun.plan.profile import Profile
@@ -88,7 +87,7 @@ def test_a_gpu_is_planned_with_the_blocks_that_a_drafter_leaves(profile: Profile
     on_gpu = replace(with_kv, device="cuda")
     left = (300 - 2_000_000 / (16 * 46_080)) / 2
     only, load = replace(ALONE, methods=("head",)), Load(rate=5, isl=400, osl=60)
-    (gpu,), (cpu,) = speculations(on_gpu, only), speculations(with_kv, only)
+    (gpu,), (cpu,) = (speculations(one, methods=("head",)) for one in (on_gpu, with_kv))
     assert (gpu.num_blocks, cpu.num_blocks) == (math.floor(left), 300)
     assert profiled_engine(on_gpu, "head").settings.num_blocks == gpu.num_blocks
     assert profiled_engine(on_gpu, "suffix").settings.num_blocks == profiled_engine(on_gpu).settings.num_blocks == 300
@@ -131,8 +130,6 @@ def test_a_schedule_is_written_only_where_lengths_differ(profile: Profile) -> No
 
 
 def test_a_configuration_that_chooses_its_lengths_keeps_them(profile: Profile) -> None:
-    assert chooses_itself({"method": "auto"})
-    assert not chooses_itself({"method": "suffix"})
     config = {"method": "suffix", "enable_adaptive_verification": True, "num_speculative_tokens": 4}
     adaptive = replace(profile, configs=profile.configs | {"suffix": config})
     plan, _ = plan_deployment(adaptive, LOAD, SLA, PlanningOptions(methods=("suffix",)))
@@ -159,21 +156,6 @@ def test_a_plan_of_trees_agrees_with_the_simulator(trees: Profile, name: str) ->
     assert found.speculation.acceptance_length == pytest.approx(plan.predicted["acceptance_length"], rel=0.15)
     for latency in ("ttft", "tpot", "e2el"):
         assert found.latencies(latency).mean == pytest.approx(plan.predicted[f"{latency}_mean_ms"] / 1e3, rel=0.1)
-
-
-def test_rows_of_a_tree_are_its_nodes(trees: Profile) -> None:
-    by_name = {one.name: one for one in speculations(trees)}
-    whole = by_name.pop("static")
-    assert [(one.num_nodes, one.num_tokens) for one in whole.yields] == [
-        (7, trees.acceptance["static"].mean_accept_length)
-    ]
-    for name, speculation in by_name.items():
-        trace = trees.trace(name)
-        assert speculation.max_draft_tokens == trace.num_speculative_tokens == len(TREE)
-        assert [one.num_nodes for one in speculation.yields] == [1, 2, 3, 4, 5, 6, 7]
-        assert [one.num_tokens for one in speculation.yields] == [
-            trace.acceptance(k).mean_accept_length for k in range(1, 8)
-        ]
 
 
 @pytest.mark.parametrize("name", ["static", "hybrid"])
@@ -226,7 +208,7 @@ def test_without_a_trace_a_tree_is_planned_as_it_was_measured(trees: Profile) ->
         (whole,) = speculation.yields
         assert (whole.num_nodes, whole.num_tokens) == (traced.yields[-1].num_nodes, traced.yields[-1].num_tokens)
         assert speculation.most_nodes == len(TREE)
-    (auto,) = speculations(untraced, PlanningOptions(methods=("auto",)))
+    (auto,) = speculations(untraced, methods=("auto",))
     assert [one.num_nodes for one in auto.yields] == pytest.approx([7 / 3, 14 / 3, 7])
 
 
@@ -324,14 +306,6 @@ def test_a_factor_that_one_configuration_cannot_reach_still_corrects_the_others(
         assert found.acceptance["suffix"].mean_accept_length == pytest.approx(reached)
     with pytest.raises(ConfigError, match="acceptance_factor: got -1; must be a finite number, at least 0"):
         corrected(profile, time_factor=1.0, acceptance_factor=-1.0)
-
-
-def test_acceptance_may_be_planned_with_care_and_by_class(profile: Profile) -> None:
-    only = PlanningOptions(methods=("suffix",), kind="code")
-    (code,) = speculations(profile, only)
-    (careful,) = speculations(profile, replace(only, confidence=0.9))
-    assert careful.acceptance.mean_accept_length < code.acceptance.mean_accept_length
-    assert code.acceptance == profile.acceptance["suffix/code"]
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,6 @@ from forerun.plan.drafter_memory import (
     MOST_ROUNDED,
     NOTHING,
     drafter_memory,
-    known_folder,
     kv_memory,
     num_blocks,
 )
@@ -77,20 +76,32 @@ def test_blocks_of_a_gguf_file_stay_blocks_on_the_kernels_and_become_dense_elsew
         for profile in (PROFILE, ON_GPU)
     )
     assert 0 < blocks < 0.7 * dense
+    in_fp32, config = replace(PROFILE, dtype="float32"), {"method": "draft_model", "model": str(path)}
+    assert drafter_memory(in_fp32, config).models == (2 * dense,), "of which the kernels keep no blocks"
+    (rounded,) = drafter_memory(PROFILE, config | {"quantization": "int8"}).models
+    assert blocks < rounded < dense
 
 
-@pytest.mark.parametrize("variables", [{"FORERUN_CACHE": "~/own"}, {"XDG_CACHE_HOME": "/shared"}, {}])
-def test_a_known_model_is_looked_for_where_the_store_has_it(variables, monkeypatch):
-    for name in ("FORERUN_CACHE", "XDG_CACHE_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    assert known_folder("smollm2-135m") == model_path("smollm2-135m")
+def test_an_embedding_is_not_rounded(tmp_path):
+    weights = {"model.embed_tokens.weight": np.zeros((8, 4), np.float16), "fc.weight": np.zeros((8, 4), np.float16)}
+    save_file(weights, tmp_path / "model.safetensors")
+    config = {"method": "draft_model", "model": str(tmp_path), "quantization": "int8"}
+    assert drafter_memory(PROFILE, config).models == (2 * 32 + 34,)
+
+
+def test_quantized_weights_that_are_widened_as_they_are_loaded_are_said(tmp_path):
+    """As on a GPU, which has no blocks."""
+    config = head_in(tmp_path)
+    (tmp_path / "config.json").write_text('{"quantization_config": {"quant_method": "gptq"}}')
+    assert drafter_memory(PROFILE, config).models == (2 * 32 + 8 * 5,)
+    found = drafter_memory(ON_GPU, config)
+    assert not found.models
+    assert "hold weights that are widened" in found.unknown[0]
 
 
 def test_a_known_model_is_a_drafter_of_known_size(tmp_path, monkeypatch):
     monkeypatch.setenv("FORERUN_CACHE", str(tmp_path))
-    folder = known_folder("smollm2-135m")
+    folder = model_path("smollm2-135m")
     folder.mkdir(parents=True)
     head_in(folder)
     assert drafter_memory(PROFILE, {"method": "draft_model", "model": "smollm2-135m"}).models == (2 * 32 + 8 * 5,)
@@ -103,13 +114,35 @@ def test_a_drafter_that_is_not_on_this_machine_is_said(model):
     assert "each KV block" in blocks
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff" * 20, b"\x02\0\0\0\0\0\0\0{}", b'\x0a\0\0\0\0\0\0\0{"a": 1}  '])
+def a_file(header):
+    """A file of safetensors, by its header alone."""
+    return len(header).to_bytes(8, "little") + header
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\xff" * 20,
+        a_file(b"{}"),
+        a_file(b'{"a": 1}  '),
+        a_file(b'{"a": {"dtype": "F16", "shape": [-8]}}'),
+        a_file(b'{"a": {"dtype": "F16", "shape": [1' + b"0" * 400 + b"]}}"),
+        a_file(b'{"a": {"dtype": "I64", "data_offsets": []}}'),
+        a_file(b"[" * 100_000),
+    ],
+)
 def test_files_that_cannot_be_read_are_said(content, tmp_path):
     config = head_in(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(content)
     found = drafter_memory(PROFILE, config)
     assert not found.models
     assert "cannot be read" in found.unknown[0]
+
+
+@pytest.mark.parametrize("model", ["ngram", "[suffix]"])
+def test_a_model_that_names_a_method_is_that_method(model):
+    assert drafter_memory(PROFILE, {"model": model}) == NOTHING
 
 
 @pytest.mark.parametrize("bits", ["int8", "int4"])
@@ -146,7 +179,9 @@ def test_a_share_that_auto_does_not_take_is_said(share):
 def test_auto_takes_nothing_where_a_gpu_looks_up_by_itself():
     assert drafter_memory(ON_GPU, {"method": "auto"}) == NOTHING
     by_torch = replace(ON_GPU, kernel_settings={"device_step": False})
-    assert drafter_memory(by_torch, {"method": "auto"}).tables
+    found = drafter_memory(by_torch, {"method": "auto"})
+    assert found.tables
+    assert found.unknown[0] == "the drafter that auto may find for itself", "which would lie in the memory of the GPU"
     measured = replace(ON_GPU, configs=ON_GPU.configs | {"head": {"method": "auto"}}, drafter_block_bytes={"head": 7})
     assert drafter_memory(measured, {"method": "auto"}).block == 7, "where it drafts with a head after all"
 

@@ -72,6 +72,9 @@ def test_bad_files_are_refused_with_the_array_at_fault(tmp_path: Path) -> None:
     np.savez(path, prefill_isl=np.array([1.0, 2.0, 3.0]))
     with pytest.raises(ConfigError, match="lacks prefill_ttft"):
         read_arrays(path, PREFILL_KEYS)
+    np.savez(path, prefill_isl=np.array([1.0, 2.0, 3.0]), prefill_ttft=np.empty(0))
+    with pytest.raises(ConfigError, match="prefill_ttft has no numbers"):
+        read_arrays(path, PREFILL_KEYS[:2])
     np.savez(path, prefill_isl=np.array([1.0, 2.0, 3.0]), prefill_ttft=np.array([1.0, np.nan, 3.0]))
     with pytest.raises(ConfigError, match=r"prefill_ttft\[1\] is nan"):
         read_arrays(path, PREFILL_KEYS[:2])

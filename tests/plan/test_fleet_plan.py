@@ -7,17 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forerun.engine.simulation import SimulationSettings, linear_decode_seconds
 from forerun.errors import ConfigError
 from forerun.plan.capacity import predict
 from forerun.plan.deployment_plan import Layout
 from forerun.plan.fleet_plan import FleetAnswer, FleetSearch, kept_engines, least_count, plan_fleet
+from forerun.plan.fleet_prediction import FleetPrediction
 from forerun.plan.load import Load
 from forerun.plan.serving_policies import ServingPolicy, serving_policies
-from forerun.plan.simulation.fleet import Fleet, Transfer
-from forerun.plan.simulation.requests import synthetic_requests
-from forerun.plan.simulation.simulate import simulate
-from forerun.plan.sla import LATENCIES, Sla
+from forerun.plan.simulation.fleet import Transfer
+from forerun.plan.sla import Sla
 from tests.plan.worlds import LinearStepTimes, engine_model, speculation
 
 LOAD = Load(rate=60, isl=100, osl=50)
@@ -61,9 +59,9 @@ def test_the_plan_apart_is_the_fewest_engines_of_an_exhaustive_search(load: Load
     most, layouts = 24, (Layout.DISAGGREGATED,)
     answer = plan_fleet(ENGINE, [DRAFTER], load, sla, most_engines=most, layouts=layouts)
     prefill, decode = np.array([(one, both - one) for both in range(2, most + 1) for one in range(1, both)]).T
-    search = FleetSearch(ENGINE, load, sla, Transfer())
+    fleet = FleetPrediction(engine=ENGINE, load=load, transfer=Transfer())
     policies = serving_policies(ENGINE, [None, DRAFTER], load)
-    attained = [search.predict_apart(one, prefill, decode).attainment(sla) >= sla.attainment for one in policies]
+    attained = [fleet.apart(one, prefill, decode).attainment(sla) >= sla.attainment for one in policies]
     enough = np.any(attained, axis=0)
     assert answer.is_feasible == bool(enough.any())
     if answer.is_feasible:
@@ -100,7 +98,7 @@ def test_counts_that_are_predicted_once_give_the_plan_of_those_that_are_predicte
         return plan_fleet(ENGINE, [DRAFTER], load, sla, most_engines=budget, layouts=layouts)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(FleetSearch, "_predict", FleetSearch._predict_anew)
+        patch.setattr(FleetPrediction, "_predict", FleetPrediction._predict_anew)
         anew = plan()
     once = plan()
     assert (once.is_feasible, once.needed) == (anew.is_feasible, anew.needed)
@@ -123,46 +121,6 @@ def test_more_of_the_prompts_in_the_caches_never_needs_more_engines(
     assert not (less.is_feasible and not more.is_feasible)
     if less.is_feasible:
         assert more.plan.num_engines <= less.plan.num_engines
-
-
-def test_an_answer_of_one_token_ends_with_its_first_one() -> None:
-    search = FleetSearch(ENGINE, replace(LOAD, osl=1.0), SLA, Transfer())
-    (policy,) = (one for one in serving_policies(ENGINE, [None], LOAD) if one.has_all_places)
-    busy = search.predict_apart(policy, np.array([1, 2, 8]), 1)
-    assert busy.e2el.mean == pytest.approx(busy.ttft.mean)
-    assert list(busy.is_stable) == list(np.isfinite(busy.ttft.mean))
-    assert busy.e2el.variance[2] == pytest.approx(busy.ttft.variance[2])
-
-
-@pytest.mark.parametrize(
-    ("load", "prefill", "decode", "seconds", "sla"),
-    [
-        (Load(rate=10, isl=300, osl=200, osl_cv=1.0), 2, 1, 0.0, Sla(tpot=0.006)),
-        (Load(rate=10, isl=300, osl=200, osl_cv=1.0), 2, 4, 0.0, Sla(tpot=0.005)),
-        (Load(rate=10, isl=300, osl=100, osl_cv=0.5), 2, 2, 0.05, Sla(tpot=0.006, icl=0.006)),
-        (Load(rate=2, isl=600, osl=10, isl_cv=1.0), 2, 1, 0.0, Sla(ttft=0.15)),
-        (Load(rate=20, isl=600, osl=10, isl_cv=1.0), 4, 2, 0.0, Sla(ttft=0.15)),
-        (Load(rate=6, isl=400, osl=100, isl_cv=1.0, osl_cv=1.0), 2, 2, 0.0, Sla(ttft=0.1, tpot=0.005)),
-    ],
-)
-def test_engines_apart_do_what_simulated_ones_do_where_lengths_spread(
-    load: Load, prefill: int, decode: int, seconds: float, sla: Sla
-) -> None:
-    """Answers of any length have the same time per token; long prompts take longer to their first one than short ones."""
-    transfer = Transfer(seconds=seconds)
-    engine = engine_model()
-    (policy,) = (one for one in serving_policies(engine, [None], load) if one.has_all_places)
-    at = FleetSearch(engine, load, sla, transfer).predict_apart(policy, prefill, decode)
-    found = simulate(
-        SimulationSettings(decode_seconds=linear_decode_seconds, max_model_len=engine.max_model_len),
-        synthetic_requests(load, 400, seed=3),
-        fleet=Fleet(replicas=decode, prefill_replicas=prefill, routing="least-requests", transfer=transfer),
-    )
-    for name in LATENCIES:
-        latency, values = getattr(at, name), [getattr(one, name) for one in found.requests if one.num_output_tokens > 1]
-        assert latency.mean[0] == pytest.approx(np.mean(values), rel=0.15), name
-        assert latency.quantile(0.95)[0] == pytest.approx(np.quantile(values, 0.95), rel=0.2), name
-    assert at.attainment(sla)[0] == pytest.approx(found.attainment(sla), abs=0.05)
 
 
 def test_the_spread_of_answers_alone_makes_no_sla_of_time_per_token_impossible_apart() -> None:

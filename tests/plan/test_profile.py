@@ -74,6 +74,10 @@ def _leave_out(folder: Path, key: str) -> None:
         ({"kv_bytes_per_token": "many"}, "got kv_bytes_per_token='many'; must be a whole number"),
         ({"kv_bytes_per_token": 1.5}, "got kv_bytes_per_token=1.5; must be a whole number"),
         ({"weight_bytes": 0}, "got weight_bytes=0; must be a whole number"),
+        (
+            {"weight_bytes": 10**400},
+            "got weight_bytes=1000.*; must be a whole number, at least 1, at most 9007199254740992",
+        ),
         ({"watts": "100"}, "got watts='100'; must be a finite number"),
         ({"gigabytes_per_second": float("nan")}, "got NaN for a number"),
         ({"drafting": {}}, "drafting or acceptance of suffix, head is missing"),

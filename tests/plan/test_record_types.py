@@ -35,6 +35,14 @@ def test_a_number_below_its_bound_is_refused_in_the_same_words() -> None:
         check_number("a file", "x", "1", least=0.0, or_none=True, do="mend it")
 
 
+def test_a_count_beyond_its_bound_is_refused_with_the_bound() -> None:
+    check_count("a file", "x", 2**53, least=1, do="mend it")
+    with pytest.raises(ConfigError, match=r"got x=9007199254740993; .*, at least 1, at most 9007199254740992: mend it"):
+        check_count("a file", "x", 2**53 + 1, least=1, do="mend it")
+    with pytest.raises(ConfigError, match=r"got x=9; .*, at least 1, at most 8, or null: mend it"):
+        check_count("a file", "x", 9, least=1, most=8, or_none=True, do="mend it")
+
+
 def test_a_missing_key_is_named() -> None:
     check_keys("a file", {"x": None, "y": 1}, ("x",), do="mend it")
     with pytest.raises(ConfigError, match="a file: lacks x, z; mend it"):

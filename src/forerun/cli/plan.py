@@ -31,16 +31,16 @@ from forerun.plan.day_replay import DayReplay, Interval, intervals_of, replay_da
 from forerun.plan.deployment_plan import DeploymentPlan, Layout
 from forerun.plan.deployment_planner import (
     PlanningOptions,
-    chooses_itself,
     corrected,
     engine_model,
     plan_deployment,
     with_running,
 )
+from forerun.plan.drafting_choices import chooses_itself
 from forerun.plan.fleet_plan import FleetPlan
 from forerun.plan.load import Load, parse_given_load
 from forerun.plan.profile import Profile
-from forerun.plan.simulation.requests import check_requests
+from forerun.plan.simulation.requests import SimulatedRequest, check_requests
 from forerun.plan.simulation.traces import read_trace
 from forerun.plan.sla import LATENCIES, Sla, parse_sla
 
@@ -113,7 +113,7 @@ def plan(
                 progress=progress,
             )
         progress("replaying the day")
-        days = _replay(known, answer.plan, wanted, options, intervals, day)
+        days = _replay(known, answer.plan, wanted, options, requests, intervals, day)
         if confirmation.confirm and days:
             days = confirmed_days(
                 known, answer.plan, days, requests, wanted, options, seed=confirmation.seed, progress=progress
@@ -153,6 +153,7 @@ def _replay(
     planned: FleetPlan,
     sla: Sla,
     options: PlanningOptions,
+    requests: list[SimulatedRequest],
     intervals: list[Interval],
     day: ReplayOptions,
 ) -> list[DayPlan]:
@@ -167,6 +168,7 @@ def _replay(
         transfer=options.transfer,
         routing=options.routing,
     )
+    check_requests(requests, max_model_len=replay.longest)  # which a drafter may have made shorter, on a GPU
     return replay_day(replay, intervals, day.predictors, period=day.period)
 
 

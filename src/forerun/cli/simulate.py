@@ -320,7 +320,7 @@ def simulate(
         from forerun.bench.simulation_picture import draw_simulation  # matplotlib: only when it is needed
 
         title = f"{known.model} on {known.machine}, simulated: {fleet.config}, {fleet.replicas} replica(s)"
-        draw_simulation(found, title, result.plot, num_blocks=known.num_blocks, sla=sla)
+        draw_simulation(found, title, result.plot, num_blocks=engine.settings.num_blocks, sla=sla)
     report.write(document)
     if not report.json_output:
         _show(found, sla, Console(highlight=False))
@@ -343,7 +343,8 @@ def _requests(options: RequestOptions, profile: Profile, engine: ProfiledEngine,
         return recorded_requests(engine.trace, times, kind=options.prompt_class, seed=seed)
     assert options.conversations is not None, "it was checked"
     model = options.tokenizer or profile.model
-    return with_arrivals(_conversations(options.conversations, model, profile.max_model_len, len(times), seed), times)
+    longest = engine.settings.max_model_len
+    return with_arrivals(_conversations(options.conversations, model, longest, len(times), seed), times)
 
 
 def _conversations(path: Path, model: str, max_model_len: int, count: int, seed: int) -> list[SimulatedRequest]:

@@ -8,19 +8,18 @@ for each other where the token budget is short. Formulas: docs/planning.md.
 
 from __future__ import annotations
 
-import functools
 import math
 from dataclasses import dataclass, fields
 from enum import StrEnum
-from statistics import NormalDist
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from forerun.plan.arrival_moments import moments, poisson, soon_after
 from forerun.plan.balanced import balance, pooled_wait
 from forerun.plan.latencies import Counts, Lognormal, WaitThenServed
-from forerun.plan.lengths import NUM_LENGTHS, prompt_lengths, tokens_after_first
+from forerun.plan.lengths import prompt_lengths, tokens_after_first
 from forerun.plan.load import Load
 from forerun.plan.queueing import Occupancy, load_dependent, variability
 from forerun.plan.serving_policies import EngineModel, ServingPolicy
@@ -30,9 +29,6 @@ Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
 LEAST_ELASTICITY = 0.01  # of departures by batch size; an engine that gets no faster by more sequences has 0
-MEAN_STEP = 0.05  # of a table of Poisson distributions
-LARGE_COUNT = 8  # from which on a Poisson distribution is near a normal one
-NUM_MOMENTS = NUM_LENGTHS  # equally likely circumstances of an arrival that stand for all
 BALANCE_ROUNDS = 8
 SETTLED = 1e-9  # of a batch size, by which a round may change it for the last time
 HALVINGS = 32  # that find a rate to a billionth of the largest
@@ -125,7 +121,8 @@ class _Steady:
         prompt_share = rates * self.prompt_seconds
         has_time = prompt_share < 1.0
         self._full_prompt_share = np.where(has_time, prompt_share, 0.0)
-        residence = self._residence(np.ones_like(rates))
+        self._meet(np.ones_like(rates))
+        residence = self._residence()
         numbers = np.arange(1, policy.max_num_seqs + 1)
         found: Occupancy = load_dependent(rates, numbers / residence)
         self._settle(found, residence)
@@ -142,11 +139,14 @@ class _Steady:
         in_line = np.where(has_time, prompt_load, in_full_steps)
         self.utilization = np.maximum(rates / self._most_started(), in_line)
 
-    def _residence(self, company: Floats) -> Floats:
-        """Seconds of a request in its engine, [rates, places], where it meets so much of the engine's arrivals."""
+    def _meet(self, company: Floats) -> None:
+        """Let each request meet so much of its engine's arrivals, [rates]: their prompts stretch its steps."""
         self.company = company
         self.prompt_share = self._full_prompt_share * company
         self.stretch = 1.0 / (1.0 - self.prompt_share)
+
+    def _residence(self) -> Floats:
+        """Seconds of a request in its engine with what it meets there, [rates, places]."""
         first_steps = math.ceil(self.load.computed_isl / self.budget) * self.policy.step_seconds + self.prompt_seconds
         decoding = self.stretch[:, None] * (self.policy.step_seconds * self.steps)
         return first_steps + decoding + (self.company_seconds[:, None] if self.tokens_after else 0.0)
@@ -176,11 +176,11 @@ class _Steady:
         variance = found.share @ numbers**2 - found.mean_served**2
         slowed = np.maximum(1.0, variance / np.maximum(found.mean_served, 1e-12))
         peakedness = slowed * (1.0 + self.load.cv**2) / 2.0
-        served, company = found.mean_served, np.ones_like(self.rates)
+        served = found.mean_served
         for _ in range(BALANCE_ROUNDS):  # the fixed point B = rate x residence(B), from above
             level = balance(served, self.num_engines, peakedness, places)
-            company = np.where(self.is_balanced, level.company, 1.0)
-            after = np.minimum(self.rates * (level.seen_share * self._residence(company)).sum(axis=1), places)
+            self._meet(np.where(self.is_balanced, level.company, 1.0))
+            after = np.minimum(self.rates * (level.seen_share * self._residence()).sum(axis=1), places)
             moves = np.abs(after - served) > SETTLED * served
             if not moves.any():
                 break
@@ -263,21 +263,21 @@ class _Steady:
         Args:
             together: the share of other prompts that are computed in the same step.
         """
-        moments = _moments()
-        is_busy = moments.busy < 1.0 - self.met[:, :1]
+        at = moments()
+        is_busy = at.busy < 1.0 - self.met[:, :1]
         # the step that an arrival falls into is longer than others: gamma of one more shape
         excess = self._excess_seconds[:, None]
         mean = self.step[:, None] + excess
         deviation = np.sqrt(np.log1p(excess / mean))
-        found = mean * np.exp(moments.normal * deviation - deviation**2 / 2.0)
+        found = mean * np.exp(at.normal * deviation - deviation**2 / 2.0)
         expected = (self.rates * self.company)[:, None] * found
-        clump = _soon_after(self.arrival_cv2[:, None], expected) * self.clumping[:, None]
-        others = together * self.prompt_seconds * (_poisson(expected) + np.maximum(0.0, clump))
+        clump = soon_after(self.arrival_cv2[:, None], expected) * self.clumping[:, None]
+        others = together * self.prompt_seconds * (poisson(expected) + np.maximum(0.0, clump))
         idle_step = self.engine.step_times.seconds(num_rows=0, num_sequences=0, num_context_tokens=0)
         steps_beside = self.met @ np.concatenate([[idle_step], self.policy.step_seconds])
-        chunks = np.ceil(prompt_lengths(self.load) / self.budget)[moments.length]
-        own = chunks * steps_beside[:, None] + self.seconds_of_prompts[moments.length]
-        seconds: Floats = is_busy * (moments.left * found + others) + own
+        chunks = np.ceil(prompt_lengths(self.load) / self.budget)[at.length]
+        own = chunks * steps_beside[:, None] + self.seconds_of_prompts[at.length]
+        seconds: Floats = is_busy * (at.left * found + others) + own
         return seconds
 
     def icl(self) -> Lognormal:
@@ -309,62 +309,6 @@ class _Steady:
     def _nothing(self) -> Lognormal:
         zeros = np.zeros_like(self.rates)
         return Lognormal(zeros, zeros)
-
-
-class _Moments(NamedTuple):
-    """Equally likely circumstances in which a request arrives; each field is evenly spread and independent."""
-
-    left: Floats  # share of the running step that is still to go
-    normal: Floats  # how long that step is, in deviations
-    busy: Floats  # below the chance that the engine is busy: it is
-    length: Counts  # the number of the prompt's length
-    others: Floats  # how many others arrive in that step, as a share of the distribution
-    others_normal: Floats  # the same in deviations
-
-
-@functools.cache
-def _moments() -> _Moments:
-    # a Latin hypercube: each circumstance takes each of its values once, in an order of its own
-    values = (np.arange(NUM_MOMENTS) + 0.5) / NUM_MOMENTS
-    random = np.random.default_rng(0)
-    left, step, busy, length, others = (random.permutation(NUM_MOMENTS) for _ in range(5))
-    normal = np.array([NormalDist().inv_cdf(share) for share in values])
-    return _Moments(values[left], normal[step], values[busy], length, values[others], normal[others])
-
-
-@functools.cache
-def _poisson_quantiles() -> Floats:
-    """Quantiles at the moments' shares of Poisson distributions whose means are multiples of `MEAN_STEP`."""
-    shares = _moments().others
-    means = np.arange(0.0, LARGE_COUNT + 2 * MEAN_STEP, MEAN_STEP)[:, None]
-    counts = np.zeros((len(means), len(shares)))
-    term = np.exp(-means)
-    below = term.copy()
-    for number in range(1, 4 * LARGE_COUNT):
-        counts += below < shares
-        term = term * means / number
-        below = below + term
-    return counts
-
-
-def _poisson(mean: Floats) -> Floats:
-    """Counts of which the mean is given, one at each moment, [rates, moments]; normal where the mean is large."""
-    table = _poisson_quantiles()
-    at = np.minimum(mean, LARGE_COUNT) / MEAN_STEP
-    low = at.astype(np.int64)
-    columns = np.arange(mean.shape[1])
-    counts = table[low, columns] * (1.0 - at + low) + table[low + 1, columns] * (at - low)
-    return np.where(mean > LARGE_COUNT, np.maximum(0.0, mean + _moments().others_normal * np.sqrt(mean)), counts)
-
-
-def _soon_after(arrival_cv2: Floats, expected: Floats) -> Floats:
-    """The chance that a gamma-distributed time between arrivals is below `expected` of its means, to first order."""
-    shape = 1.0 / np.maximum(arrival_cv2, 1e-2)
-    chance: Floats = np.minimum(1.0, np.minimum(1.0, shape * expected) ** shape / _gamma(1.0 + shape))
-    return np.where(shape * expected >= 1.0, 1.0, chance)
-
-
-_gamma = np.vectorize(math.gamma, otypes=[np.float64])
 
 
 def _averaged(departures: Floats, seen: Floats) -> Floats:

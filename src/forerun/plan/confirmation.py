@@ -15,10 +15,10 @@ from forerun.plan.deployment_planner import (
     PlanningOptions,
     describe,
     engine_model,
-    speculations,
     speculative_config,
     with_simulation,
 )
+from forerun.plan.drafting_choices import speculations
 from forerun.plan.fleet_plan import FleetAnswer, FleetPlan, FleetSearch
 from forerun.plan.load import Load
 from forerun.plan.profile import Profile
@@ -58,7 +58,8 @@ def confirmed(
     """
     load, sla = plan.load, plan.sla
     engine = engine_model(profile)
-    policies = serving_policies(engine, [None, *speculations(profile, options)], load)
+    allowed = speculations(profile, methods=options.methods, kind=options.kind, confidence=options.confidence)
+    policies = serving_policies(engine, [None, *allowed], load)
     search = FleetSearch(engine, load, sla, options.transfer, options.routing)
     most = min(options.most_engines or math.inf, answer.plan.num_engines + MOST_ADDED)
     tried: list[_Tried] = []

@@ -14,13 +14,16 @@ from forerun.core.whole_file import whole_file
 from forerun.errors import ConfigError, refuse_unknown_keys
 from forerun.plan.load import Load
 from forerun.plan.profile import NAMES
-from forerun.plan.record_types import check_count, check_keys, check_number, check_type
+from forerun.plan.record_types import MOST_COUNT, check_count, check_keys, check_number, check_type
 from forerun.plan.sla import LATENCIES, Sla
 
 FILE_NAME = "plan.json"
 VERSION = 1
 
 AGAIN = "plan again"
+
+MOST = {"max_num_seqs": 10**6, "tensor_parallel_size": 1024}
+"""Of what launch files go through one by one: batch sizes, and the GPUs of an engine."""
 
 LIMITS = tuple(f"{name}_ms" for name in LATENCIES)
 """Keys of the SLA that may be null."""
@@ -56,7 +59,7 @@ class PlannedEngine:
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size", "tensor_parallel_size"):
-            check_count("plan: engine", name, getattr(self, name), least=1, do=AGAIN)
+            check_count("plan: engine", name, getattr(self, name), least=1, most=MOST.get(name, MOST_COUNT), do=AGAIN)
         check_type("plan: engine", "dtype", self.dtype, str, do=AGAIN)
         check_type("plan: engine", "quantization", self.quantization, str, or_none=True, do=AGAIN)
         check_type("plan: engine", "kernel_settings", self.kernel_settings, dict, do=AGAIN)

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from forerun.errors import ConfigError, did_you_mean
-from forerun.plan.acceptance import AcceptanceProfile
+from forerun.errors import ConfigError
 from forerun.plan.capacity import Routing, max_rate, predict
 from forerun.plan.corrections import NO_CORRECTIONS, AppliedCorrections, with_drafted
 from forerun.plan.deployment_plan import DeploymentPlan, Layout, PlannedEngine
-from forerun.plan.draft_lengths import DraftYield, Speculation, chain_yields, level_yields, whole_yield
-from forerun.plan.drafter_memory import drafter_memory, num_blocks
+from forerun.plan.draft_lengths import Speculation
+from forerun.plan.drafter_memory import drafter_memory
+from forerun.plan.drafting_choices import speculations
 from forerun.plan.fleet_plan import (
     FREE_TRANSFER,
     MOST_REPLICAS,
@@ -27,17 +27,12 @@ from forerun.plan.fleet_plan import (
 )
 from forerun.plan.load import Load
 from forerun.plan.profile import NAMES, SCHEDULE, Profile, missing_points
-from forerun.plan.request_spread import request_cv
 from forerun.plan.serving_policies import EngineModel, mean_context, serving_policies
 from forerun.plan.simulation.fleet import Transfer
-from forerun.plan.simulation.profiled import PLAIN
 from forerun.plan.sla import LATENCIES, Sla
 
 BUSY = 0.9
 """Utilization above which small errors of the profile make large ones of waiting: worth a warning."""
-
-TREES = ("draft_tree", "drafters", "suffix_decoding_tree")
-"""Keys of a `speculative_config` with which drafts may be trees, or be those of several drafters."""
 
 SIZED = ("draft_tree", "drafters", "synthetic_acceptance_rates", "synthetic_acceptance_length")
 """Keys with sizes that `num_speculative_tokens` must have room for."""
@@ -119,67 +114,6 @@ def engine_model(profile: Profile) -> EngineModel:
     )
 
 
-def speculations(profile: Profile, options: PlanningOptions = DEFAULTS) -> list[Speculation]:
-    """The ways to draft that the profile measured and the options allow; "plain" is none, and may always be chosen.
-
-    Raises:
-        ConfigError: a method or a class of prompts was not profiled, or has too few counts for a confidence, or drafts leave a
-            GPU no KV memory.
-    """
-    names = list(profile.configs) if options.methods is None else list(options.methods)
-    if PLAIN in names:
-        profile.steps_of(None)
-        names.remove(PLAIN)
-    for name in names:
-        if name not in profile.configs:
-            raise ConfigError(f"method: the profile has no {name!r}{did_you_mean(name, profile.configs)}")
-    return [_speculation(profile, name, options) for name in names]
-
-
-def _speculation(profile: Profile, name: str, options: PlanningOptions) -> Speculation:
-    """One of them, with what its drafts yield at each length: of trees by their trace, of chains by their rates.
-
-    A drafter with a `draft_tree` of its own computes all of it whatever is asked for, so that shorter drafts cost as much.
-    """
-    config, acceptance = profile.configs[name], profile.acceptance_for(name, options.kind)
-    is_served = name in profile.served_steps
-    is_adaptive, is_whole = chooses_itself(config) and not is_served, False
-
-    def planned(measured: AcceptanceProfile) -> AcceptanceProfile:
-        return measured if options.confidence is None else measured.lower(options.confidence)
-
-    acceptance = planned(acceptance)
-    trace = profile.trace(name) if name in profile.traces else None
-    longest = config.get("num_speculative_tokens") if trace is None else trace.num_speculative_tokens
-    yields: tuple[DraftYield, ...]
-    if is_served:
-        yields, is_whole = (whole_yield(acceptance),), True
-    elif trace is not None and trace.has_trees and (is_adaptive or not config.get("draft_tree")):
-        by_length = [trace.acceptance(k, kind=options.kind) for k in range(1, trace.num_speculative_tokens + 1)]
-        yields = tuple(whole_yield(planned(one)) for one in by_length)
-    elif not (may_draft_trees(config) if trace is None else trace.has_trees):
-        yields = chain_yields(acceptance, max(1, min(acceptance.num_places, longest or acceptance.num_places)))
-    elif is_adaptive:
-        yields = level_yields(acceptance)
-    else:
-        measured = acceptance if trace is None else planned(trace.acceptance(kind=options.kind))
-        yields, is_whole = (whole_yield(measured),), True
-    return Speculation(
-        name=name,
-        acceptance=acceptance,
-        max_draft_tokens=len(yields),
-        yields=yields,
-        cost=profile.drafting[name],
-        speculative_config=dict(config),
-        is_adaptive=is_adaptive,
-        is_whole=is_whole,
-        whole_nodes=longest if is_whole and not is_served else None,
-        request_cv=request_cv(profile, name, options.kind, longest or acceptance.num_places),
-        step_times=profile.served_steps.get(name),
-        num_blocks=num_blocks(profile, config),
-    )
-
-
 def plan_deployment(
     profile: Profile, load: Load, sla: Sla, options: PlanningOptions = DEFAULTS
 ) -> tuple[DeploymentPlan, FleetAnswer]:
@@ -200,7 +134,7 @@ def plan_engines(profile: Profile, load: Load, sla: Sla, options: PlanningOption
     """
     return plan_fleet(
         engine_model(profile),
-        speculations(profile, options),
+        speculations(profile, methods=options.methods, kind=options.kind, confidence=options.confidence),
         load,
         sla,
         layouts=options.layouts,
@@ -303,18 +237,6 @@ def speculative_config(plan: FleetPlan) -> dict[str, Any] | None:
     if len(schedule) > 1 or longest != config.get("num_speculative_tokens"):
         config[SCHEDULE] = [list(entry) for entry in schedule]
     return config
-
-
-def chooses_itself(config: Mapping[str, Any]) -> bool:
-    """Whether the engine chooses the length of drafts while it runs."""
-    return bool(config.get("enable_adaptive_verification", config.get("method") == "auto"))
-
-
-def may_draft_trees(config: Mapping[str, Any]) -> bool:
-    """Whether a draft may have more nodes than it is deep."""
-    if any(config.get(key) for key in TREES):
-        return True
-    return config.get("method") == "auto" or (config.get("method") == "recycle" and config.get("recycle_tree", True))
 
 
 def predictions(plan: FleetPlan, load: Load, engine: EngineModel, sla: Sla, routing: Routing) -> dict[str, Any]:
@@ -423,20 +345,21 @@ def _warnings(profile: Profile, plan: FleetPlan, load: Load) -> list[str]:
 
 
 def _drafting_warnings(profile: Profile, plan: FleetPlan, speculation: Speculation) -> list[str]:
-    policy, found = plan.policy, []
     if speculation.name in profile.served_steps:
         return [f"{speculation.name} is planned as the server ran it: how it drafts otherwise was not measured"]
-    if speculation.is_whole and not speculation.is_adaptive:
-        found.append(
-            f"drafts of {speculation.name} are planned as they were measured, or not at all: what parts of these trees "
-            "yield and cost is not known"
-        )
-    elif policy.max_draft_tokens == speculation.max_draft_tokens and not speculation.is_adaptive:
-        found.append(
-            f"K = {policy.max_draft_tokens} is the longest draft that was profiled; longer ones may be better still"
-        )
-    if plan.prefill_replicas and len(policy.schedule) > 1 and not speculation.is_adaptive:
-        found.append("K follows the batch size of each decode engine; prefill engines draft nothing")
+    policy, found = plan.policy, []
+    if not speculation.is_adaptive:
+        if speculation.is_whole:
+            found.append(
+                f"drafts of {speculation.name} are planned as they were measured, or not at all: what parts of these trees "
+                "yield and cost is not known"
+            )
+        elif policy.max_draft_tokens == speculation.max_draft_tokens:
+            found.append(
+                f"K = {policy.max_draft_tokens} is the longest draft that was profiled; longer ones may be better still"
+            )
+        if plan.prefill_replicas and len(policy.schedule) > 1:
+            found.append("K follows the batch size of each decode engine; prefill engines draft nothing")
     return found + (_memory_warnings(profile, speculation) if profile.device == "cuda" else [])
 
 

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from forerun.core.cache_folder import MODELS_FOLDER, cache_folder
 from forerun.core.finite_numbers import is_number
 from forerun.drafters.registry import DRAFTERS, method_of_checkpoint, renamed_method
 from forerun.errors import ConfigError, ForerunError
 from forerun.models.gguf.file import open_gguf
-from forerun.models.model_folder import CONFIG_FILE, find_gguf, read_json
+from forerun.models.model_folder import CONFIG_FILE, QUANTIZATION_KEY, find_gguf, read_json
 from forerun.models.weights_summary import HEADER_LENGTH, MOST_HEADER_BYTES
 from forerun.plan.profile import Profile
 
@@ -39,7 +39,21 @@ MOST_ROUNDED, LEAST_ROUNDED = 34 / 32, 18 / 32
 """Bytes of a weight that is rounded to few bits: of a head in int4, and of a layer in int4-symmetric."""
 
 FLOATS = ("F64", "F32", "F16", "BF16")
+EMBEDDINGS = ("embed_tokens.weight", "token_embd.weight")  # as names of them end
 SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
+
+UNREADABLE = (
+    ForerunError,
+    OSError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    LookupError,
+    ArithmeticError,
+    RecursionError,
+)
+"""What reading a damaged file may raise."""
+
 MIB = 2**20
 
 
@@ -122,7 +136,8 @@ def _weights(profile: Profile, config: Any) -> DrafterMemory:
     keys = {str(key).replace("-", "_"): value for key, value in config.items()}
     method, model = keys.get("method"), keys.get("model")
     if method is None and isinstance(model, str):
-        method = method_of_checkpoint(Path(model).name)
+        named = model.strip("[]")
+        method = named if named in DRAFTERS else method_of_checkpoint(Path(model).name)
     method = renamed_method(str(method)) or str(method)
     if method in LOOK_UPS or (method == "self" and keys.get("exit_layer") is not None):
         return NOTHING
@@ -147,7 +162,8 @@ def _of_auto(profile: Profile, keys: Mapping[str, Any]) -> DrafterMemory:
     given, share = NOTHING if own is None else _weights(profile, own), keys.get("auto_memory", AUTO_MEMORY)
     if profile.weight_bytes is None or not is_number(share) or not 0.0 <= share <= MOST_AUTO_MEMORY:
         return _sum([given, _unknown("what auto may take, a share of the target's weights")])
-    return _sum([given, DrafterMemory(tables=int(share * profile.weight_bytes))])
+    of_its_own = ("the drafter that auto may find for itself",) if own is None and profile.device == "cuda" else ()
+    return _sum([given, DrafterMemory(tables=int(share * profile.weight_bytes), unknown=of_its_own)])
 
 
 def _of_self(profile: Profile) -> DrafterMemory:
@@ -164,42 +180,59 @@ def _of_mtp(profile: Profile) -> DrafterMemory:
     if folder is not None and (folder / CONFIG_FILE).is_file():
         try:
             num_layers = read_json(folder / CONFIG_FILE).get("num_hidden_layers")
-        except ForerunError:
+        except UNREADABLE:
             num_layers = None
     if profile.weight_bytes is None or not isinstance(num_layers, int) or num_layers < 1:
         return _unknown("weights of the target's MTP layers")
     return DrafterMemory(models=(2 * profile.weight_bytes // num_layers,))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Loading:
+    """How weights are loaded: floats at so many bytes each, those of an embedding apart, weights in blocks as they are or widened."""
+
+    width: float
+    embedding_width: float  # which is rounded by few formats
+    keeps_blocks: bool
+
+    def floats(self, name: str, shape: Sequence[int]) -> int:
+        """Bytes of a tensor of floats."""
+        return int((self.embedding_width if name.endswith(EMBEDDINGS) else self.width) * math.prod(shape))
+
+
 def _of_model(profile: Profile, model: str, *, is_rounded: bool) -> DrafterMemory:
     """A model or a head of its own, by its files."""
-    folder = _folder_of(model)
-    width = MOST_ROUNDED if is_rounded else WIDTHS.get(profile.dtype, WIDTHS["float32"])
+    folder, dense = _folder_of(model), WIDTHS.get(profile.dtype, WIDTHS["float32"])
+    loading = _Loading(
+        width=MOST_ROUNDED if is_rounded else dense,
+        embedding_width=dense,
+        keeps_blocks=profile.kernels.startswith("native") and profile.dtype == "bfloat16" and not is_rounded,
+    )
     try:
-        num_bytes = (
-            0 if folder is None else _num_bytes(folder, width, keeps_blocks=profile.kernels.startswith("native"))
-        )
-    except (ForerunError, OSError, ValueError, KeyError, TypeError, AttributeError):
+        num_bytes = 0 if folder is None else _num_bytes(folder, loading)
+    except UNREADABLE:
         num_bytes = 0
-    if not num_bytes:
-        return _unknown(f"weights of the drafter {model!r:.80}, whose files are not on this machine or cannot be read")
+    if num_bytes <= 0:
+        why = "whose files are not on this machine, cannot be read or hold weights that are widened"
+        return _unknown(f"weights of the drafter {model!r:.80}, {why}")
     return DrafterMemory(models=(num_bytes,))
 
 
-def _num_bytes(folder: Path, width: float, *, keeps_blocks: bool) -> int:
-    """Bytes of all weights of a folder or a GGUF file, floats at so many bytes each."""
+def _num_bytes(folder: Path, loading: _Loading) -> int:
+    """Bytes of all weights of a folder or a GGUF file; 0: not known, as those of a quantized folder would be widened."""
     gguf = find_gguf(folder)
     if gguf is not None:
-        places = open_gguf(gguf).tensors.values()
-        return sum(one.num_bytes if keeps_blocks else int(width * math.prod(one.shape)) for one in places)
-    tensors = [
-        tensor for file in _safetensors(folder) for name, tensor in _header(file).items() if name != "__metadata__"
-    ]
+        places = open_gguf(gguf).tensors.items()
+        return sum(one.num_bytes if loading.keeps_blocks else loading.floats(name, one.shape) for name, one in places)
+    config = folder / CONFIG_FILE
+    if not loading.keeps_blocks and config.is_file() and read_json(config).get(QUANTIZATION_KEY):
+        return 0
+    tensors = [item for file in _safetensors(folder) for item in _header(file).items() if item[0] != "__metadata__"]
     return sum(
-        int(width * math.prod(one["shape"]))
+        loading.floats(name, one["shape"])
         if one["dtype"] in FLOATS
         else one["data_offsets"][1] - one["data_offsets"][0]
-        for one in tensors
+        for name, one in tensors
     )
 
 
@@ -220,7 +253,7 @@ def _header(file: Path) -> dict[str, Any]:
 def _folder_of(model: str) -> Path | None:
     """Where a model's files lie on this machine, looked for as an engine does: a path, a known name, a hub id; None: nowhere."""
     try:
-        for path in (Path(model).expanduser(), known_folder(model)):
+        for path in (Path(model).expanduser(), cache_folder() / MODELS_FOLDER / model):
             if path.exists():
                 return path
         from huggingface_hub import try_to_load_from_cache  # here: importing it takes a second
@@ -229,14 +262,6 @@ def _folder_of(model: str) -> Path | None:
     except (OSError, RuntimeError, ValueError):  # no name of a file, a user or a repository
         return None
     return Path(found).parent if isinstance(found, str) else None
-
-
-def known_folder(name: str) -> Path:
-    """Where the model store has a known model: `models.store.model_path`, which would import torch."""
-    if own := os.environ.get("FORERUN_CACHE"):
-        return Path(own).expanduser() / "models" / name
-    shared = os.environ.get("XDG_CACHE_HOME")
-    return (Path(shared) if shared else Path.home() / ".cache") / "forerun" / "models" / name
 
 
 def _unknown(what: str) -> DrafterMemory:

@@ -163,7 +163,7 @@ def read_arrays(path: Path, keys: Sequence[str], *, others: Sequence[str] = ()) 
     """The arrays of an .npz file: all of `keys`, and of `others` those that it has.
 
     Raises:
-        ConfigError: the file cannot be read, lacks an array, or has a number that is not finite.
+        ConfigError: the file cannot be read, lacks an array, or has an empty one or a number that is not finite.
     """
     try:
         with np.load(path, allow_pickle=False) as found:
@@ -176,6 +176,8 @@ def read_arrays(path: Path, keys: Sequence[str], *, others: Sequence[str] = ()) 
     except (OSError, EOFError, ValueError, zipfile.BadZipFile) as problem:
         raise ConfigError(f"{path}: cannot be read ({problem}); give an .npz file of a profile") from None
     for key, array in arrays.items():
+        if not array.size:
+            raise ConfigError(f"{path}: {key} has no numbers; must have at least one: profile again")
         bad = np.argwhere(~np.isfinite(array))
         if len(bad):
             place = ", ".join(map(str, bad[0]))

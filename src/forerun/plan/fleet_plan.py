@@ -1,12 +1,12 @@
 """How many engines a load needs, run how: the fewest that attain the SLA, or the best that a budget can do.
 
-Engines are alike. Aggregated, each serves whole requests; disaggregated, some compute prompts, from one line that
-all of them serve, and hand the KV to others that decode. Formulas: docs/planning.md.
+What requests see of so many is predicted in `fleet_prediction`; here counts and ways to run engines are tried.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -16,19 +16,19 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.errors import ConfigError
-from forerun.plan.capacity import Prediction, Routing, predict
+from forerun.plan.capacity import Prediction, Routing
 from forerun.plan.deployment_plan import Layout
 from forerun.plan.draft_lengths import Speculation
+from forerun.plan.fleet_prediction import FleetPrediction
 from forerun.plan.latencies import Lognormal, WaitThenServed
-from forerun.plan.lengths import prompt_lengths, tokens_after_first
 from forerun.plan.load import Load
-from forerun.plan.queueing import erlang_c, mean_wait
 from forerun.plan.serving_policies import EngineModel, ServingPolicy, serving_policies
 from forerun.plan.simulation.fleet import Transfer
 from forerun.plan.sla import LATENCIES, Sla
 
 Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 MOST_REPLICAS = 4096  # that are tried where no budget is given
 COUNT_GRID = 24
@@ -154,45 +154,18 @@ def plan_fleet(
     return FleetAnswer(plan=best, is_feasible=False, needed=found.num_engines if found else None)
 
 
-class _Predicted:
-    """What is predicted of counts of engines, each count once."""
-
-    def __init__(self, predict: Callable[[Counts], Prediction]) -> None:
-        self._predict = predict
-        self._places: dict[int, int] = {}  # by count
-        self._found: Prediction | None = None
-
-    def at(self, counts: Counts) -> Prediction:
-        """What is predicted of these counts, no two of them equal."""
-        missing = [count for count in counts.tolist() if count not in self._places]
-        if missing:
-            self._places.update((count, place) for place, count in enumerate(missing, len(self._places)))
-            new = self._predict(np.array(missing))
-            self._found = new if self._found is None else self._found.and_then(new)
-        assert self._found is not None, "at least one count is asked for"
-        return self._found.at(np.array([self._places[count] for count in counts.tolist()]))
-
-
 class FleetSearch:
     """Tries policies and counts of engines for one load and one SLA."""
 
     def __init__(
         self, engine: EngineModel, load: Load, sla: Sla, transfer: Transfer, routing: Routing = Routing.LEAST_REQUESTS
     ) -> None:
-        self._engine, self._load, self._sla, self._transfer = engine, load, sla, transfer
-        self._routing = routing
-        self._predicted: dict[tuple[int, Load], _Predicted] = {}  # by the id of a policy, which they hold
+        self._fleet = FleetPrediction(engine=engine, load=load, transfer=transfer, routing=routing)
+        self._sla = sla
 
-    def _predict(self, policy: ServingPolicy, load: Load, counts: Counts) -> Prediction:
-        key = id(policy), load
-        if key not in self._predicted:
-            self._predicted[key] = _Predicted(functools.partial(self._predict_anew, policy, load))
-        return self._predicted[key].at(counts)
-
-    def _predict_anew(self, policy: ServingPolicy, load: Load, counts: Counts) -> Prediction:
-        return predict(
-            self._engine, policy, load, load.rate / counts, num_engines=counts.astype(np.float64), routing=self._routing
-        )
+    def at(self, policy: ServingPolicy, prefill: int, replicas: int) -> FleetPlan:
+        """So many engines, whether they attain the SLA or not; `prefill` 0: aggregated."""
+        return self._plan(policy, prefill, replicas, self._beside(policy, prefill)(np.array([replicas])))
 
     def fewest(self, policies: Sequence[ServingPolicy], layouts: Sequence[Layout], most: int) -> FleetPlan | None:
         """The fewest engines that attain the SLA, run in the best way for so many; None: `most` do not."""
@@ -226,112 +199,15 @@ class FleetSearch:
         best = self._nearest([one for one in policies if one.speculation is chosen], layouts, most)
         return self._fewest_as_near(best)
 
-    def _nearest(self, policies: Sequence[ServingPolicy], layouts: Sequence[Layout], most: int) -> FleetPlan:
-        tried = self._divided(policies, layouts, most, self._excess)
-        near = min(excess for excess, _ in tried) * (1.0 + ALMOST_EQUAL)
-        return _preferred([plan for excess, plan in tried if excess <= near])
+    def _beside(self, policy: ServingPolicy, prefill: int) -> Callable[[Counts], Prediction]:
+        """What predicts counts of engines beside so many that compute prompts; 0: these engines do that too."""
+        if prefill:
+            return functools.partial(self._fleet.apart, policy, prefill)
+        return functools.partial(self._fleet.together, policy)
 
-    def _divided(
-        self,
-        policies: Sequence[ServingPolicy],
-        layouts: Sequence[Layout],
-        most: int,
-        cost: Callable[[Prediction], Floats],
-    ) -> list[tuple[float, FleetPlan]]:
-        """So many engines run in each way, prompts together or apart, and what they cost; apart as many of each kind as cost least."""
-        found = []
-        for policy in policies:
-            for layout in layouts:
-                if layout is Layout.AGGREGATED or most == 1:
-                    prefill = np.array([0])
-                    at = self._predict(policy, self._load, np.array([most]))
-                else:
-                    prefill = np.array(_spread(1, most - 1))
-                    at = self.predict_apart(policy, prefill, most - prefill)
-                costs = cost(at)
-                best = int(costs.argmin())
-                count = int(prefill[best])
-                found.append((float(costs[best]), self._found(policy, count, most - count, at.at(np.array([best])))))
-        return found
-
-    def _keeping_up_with_most(self, plans: Sequence[FleetPlan]) -> Sequence[FleetPlan]:
-        """Of plans of a load that is too much for all of them those that keep up with the largest share of it, or almost."""
-        low, high = 0.0, 1.0
-        for _ in range(HALVINGS):
-            share = (low + high) / 2.0
-            load = replace(self._load, rate=share * self._load.rate)
-            less = FleetSearch(self._engine, load, self._sla, self._transfer, self._routing)
-            stable = [one for one in plans if less.at(one.policy, one.prefill_replicas, one.replicas).is_stable]
-            low, high, plans = (share, high, stable) if stable else (low, share, plans)
-            if high - low < ALMOST_EQUAL * low:
-                break
-        return plans
-
-    def _fewest_as_near(self, plan: FleetPlan) -> FleetPlan:
-        """The fewest engines, run as in a plan, that come almost as near to the SLA as the plan does."""
-        near = float(self._excess(plan)[0]) * (1.0 + ALMOST_AS_NEAR)
-        policy, prefill, replicas = plan.policy, plan.prefill_replicas, plan.replicas
-
-        def fewest(predict: Callable[[Counts], Prediction], limit: float, most: int) -> int:
-            return least_count(lambda counts: self._excess(predict(counts)) <= limit, most) or most
-
-        if not prefill:
-            return self.at(policy, 0, fewest(lambda counts: self._predict(policy, self._load, counts), near, replicas))
-        half = near * (1.0 + ALMOST_AS_NEAR / 2.0) / (1.0 + ALMOST_AS_NEAR)
-        prefill = fewest(lambda counts: self.predict_apart(policy, counts, replicas), half, prefill)
-        return self.at(
-            policy, prefill, fewest(lambda counts: self.predict_apart(policy, prefill, counts), near, replicas)
-        )
-
-    def _excess(self, at: Prediction | FleetPlan) -> Floats:
-        """How many times as long as its limit the worst latency is, of so many requests as must keep it; infinite in overload."""
-        limits = {name: getattr(self._sla, name) for name in LATENCIES}
-        times = [
-            getattr(at, name).quantile(self._sla.attainment) / limit
-            for name, limit in limits.items()
-            if limit is not None
-        ]
-        return np.where(at.is_stable, np.max(times, axis=0), np.inf)
-
-    def _least_by_speed(self, policy: ServingPolicy) -> float:
-        """Engines below which even decoding alone cannot keep up."""
-        steps = policy.step_seconds * policy.steps_for(self._load.osl - 1.0)
-        return self._load.rate * float(np.min(steps / np.arange(1, policy.max_num_seqs + 1)))
-
-    def _fewest_of(self, policy: ServingPolicy, layout: Layout, most: int) -> FleetPlan | None:
-        if self._least_by_speed(policy) > most:
-            return None
-        if layout is Layout.DISAGGREGATED:
-            return self._fewest_apart(policy, most)
-
-        return self._fewest(policy, 0, lambda counts: self._predict(policy, self._load, counts), most)
-
-    def _fewest(
-        self, policy: ServingPolicy, prefill: int, predict: Callable[[Counts], Prediction], most: int
-    ) -> FleetPlan | None:
-        """The fewest engines, beside `prefill`, that attain the SLA by what is predicted of each count; None: `most` do not."""
-        seen: dict[int, tuple[Prediction, int]] = {}
-
-        def is_enough(counts: Counts) -> npt.NDArray[np.bool_]:
-            at = predict(counts)
-            seen.update((count, (at, number)) for number, count in enumerate(counts.tolist()))
-            return np.asarray(at.attainment(self._sla) >= self._sla.attainment)
-
-        count = least_count(is_enough, most)
-        if count is None:
-            return None
-        at, number = seen[count]
-        return self._found(policy, prefill, count, at.at(np.array([number])))
-
-    def at(self, policy: ServingPolicy, prefill: int, replicas: int) -> FleetPlan:
-        """So many engines, whether they attain the SLA or not; `prefill` 0: aggregated."""
-        return self._apart(policy, prefill, replicas) if prefill else self._aggregated(policy, replicas)
-
-    def _aggregated(self, policy: ServingPolicy, count: int) -> FleetPlan:
-        return self._found(policy, 0, count, self._predict(policy, self._load, np.array([count])))
-
-    def _found(self, policy: ServingPolicy, prefill: int, replicas: int, at: Prediction) -> FleetPlan:
+    def _plan(self, policy: ServingPolicy, prefill: int, replicas: int, at: Prediction) -> FleetPlan:
         """So many engines with what is predicted of them at one rate."""
+        busy = self._fleet.load.rate * self._fleet.prompt_seconds / prefill if prefill else None
         return FleetPlan(
             prefill_replicas=prefill,
             replicas=replicas,
@@ -345,8 +221,29 @@ class FleetSearch:
             acceptance_length=float(at.acceptance_length[0]),
             utilization=float(at.utilization[0]),
             busy_share=float(at.busy_share[0]),
-            prefill_utilization=self._load.rate * self._prompt_seconds / prefill if prefill else None,
+            prefill_utilization=busy,
         )
+
+    def _attains(self, at: Prediction) -> Bools:
+        """Which of the counts that were predicted attain the SLA."""
+        return np.asarray(at.attainment(self._sla) >= self._sla.attainment)
+
+    def _least_by_speed(self, policy: ServingPolicy) -> float:
+        """Engines below which even decoding alone cannot keep up."""
+        load = self._fleet.load
+        steps = policy.step_seconds * policy.steps_for(load.osl - 1.0)
+        return load.rate * float(np.min(steps / np.arange(1, policy.max_num_seqs + 1)))
+
+    def _fewest_of(self, policy: ServingPolicy, layout: Layout, most: int) -> FleetPlan | None:
+        if self._least_by_speed(policy) > most:
+            return None
+        return self._fewest_apart(policy, most) if layout is Layout.DISAGGREGATED else self._fewest(policy, 0, most)
+
+    def _fewest(self, policy: ServingPolicy, prefill: int, most: int) -> FleetPlan | None:
+        """The fewest engines, beside `prefill`, that attain the SLA; None: `most` do not."""
+        predict = self._beside(policy, prefill)
+        count = least_count(lambda counts: self._attains(predict(counts)), most)
+        return None if count is None else self.at(policy, prefill, count)
 
     def _fewest_apart(self, policy: ServingPolicy, most: int) -> FleetPlan | None:
         """Few prefill engines and few decoding ones, whose sum is least.
@@ -356,17 +253,17 @@ class FleetSearch:
         first, unlimited = self._fewest_prefill, MOST_REPLICAS
         if first is None or first >= most:
             return None
-        fewest = least_count(lambda counts: self._attains_apart(policy, unlimited, counts), most - first)
+        fewest = least_count(lambda counts: self._attains(self._fleet.apart(policy, unlimited, counts)), most - first)
         if fewest is None:
             return None
-        first = least_count(lambda counts: self._attains_apart(policy, counts, unlimited), most - fewest)
+        first = least_count(lambda counts: self._attains(self._fleet.apart(policy, counts, unlimited)), most - fewest)
         best: FleetPlan | None = None
         num_vain = 0
         while first is not None and num_vain < PATIENCE:
             limit = (best.num_engines - 1 if best else most) - first
             if limit < fewest:
                 break
-            found = self._fewest(policy, first, functools.partial(self.predict_apart, policy, first), limit)
+            found = self._fewest(policy, first, limit)
             num_vain += 1
             if found is not None:
                 best, num_vain = found, 0
@@ -378,97 +275,77 @@ class FleetSearch:
         """Prefill engines with which time to first token alone is attained; None: no number is enough."""
         limit = self._sla.ttft
 
-        def is_enough(counts: Counts) -> npt.NDArray[np.bool_]:
-            line = self._prefill(counts)
+        def is_enough(counts: Counts) -> Bools:
+            line = self._fleet.first_tokens(counts)
             is_stable = np.isfinite(line.mean)
             return np.asarray(is_stable & (limit is None or line.share_within(limit) >= self._sla.attainment))
 
         return least_count(is_enough, MOST_REPLICAS)
 
-    def _prefill(self, counts: Counts) -> WaitThenServed:
-        """Time to first token where all prompts wait in one line for so many engines, [counts]."""
-        load, service = self._load, self._prompt_seconds
-        cv2 = float(self._seconds_of_prompts.var()) / service**2
-        chances = np.array([erlang_c(count, load.rate * service) for count in counts.tolist()])
-        waits = np.array(
-            [mean_wait(load.rate, service, count, arrival_cv2=load.cv**2, service_cv2=cv2) for count in counts.tolist()]
-        )
-        return WaitThenServed(
-            service=np.tile(self._seconds_of_prompts, (len(counts), 1)),
-            wait_chance=chances,
-            mean_wait_of_waiting=np.divide(waits, chances, out=np.zeros_like(waits), where=chances > 0.0),
-        )
+    def _divided(
+        self,
+        policies: Sequence[ServingPolicy],
+        layouts: Sequence[Layout],
+        most: int,
+        cost: Callable[[Prediction], Floats],
+    ) -> list[tuple[float, FleetPlan]]:
+        """So many engines run in each way, prompts together or apart, and what they cost; apart as many of each kind as cost least."""
+        found = []
+        for policy, layout in itertools.product(policies, layouts):
+            if layout is Layout.AGGREGATED or most == 1:
+                prefill = np.array([0])
+                at = self._fleet.together(policy, np.array([most]))
+            else:
+                prefill = np.array(_spread(1, most - 1))
+                at = self._fleet.apart(policy, prefill, most - prefill)
+            costs = cost(at)
+            best = int(costs.argmin())
+            count = int(prefill[best])
+            found.append((float(costs[best]), self._plan(policy, count, most - count, at.at(np.array([best])))))
+        return found
 
-    def _attains_apart(
-        self, policy: ServingPolicy, prefill: int | Counts, decode: int | Counts
-    ) -> npt.NDArray[np.bool_]:
-        attained = self.predict_apart(policy, prefill, decode).attainment(self._sla)
-        enough: npt.NDArray[np.bool_] = attained >= self._sla.attainment
-        return enough
+    def _keeping_up_with_most(self, plans: Sequence[FleetPlan]) -> Sequence[FleetPlan]:
+        """Of plans of a load that is too much for all of them those that keep up with the largest share of it, or almost."""
+        fleet, low, high = self._fleet, 0.0, 1.0
+        for _ in range(HALVINGS):
+            share = (low + high) / 2.0
+            load = replace(fleet.load, rate=share * fleet.load.rate)
+            less = FleetSearch(fleet.engine, load, self._sla, fleet.transfer, fleet.routing)
+            stable = [one for one in plans if less.at(one.policy, one.prefill_replicas, one.replicas).is_stable]
+            low, high, plans = (share, high, stable) if stable else (low, share, plans)
+            if high - low < ALMOST_EQUAL * low:
+                break
+        return plans
 
-    def _apart(self, policy: ServingPolicy, prefill: int, decode: int) -> FleetPlan:
-        return self._found(policy, prefill, decode, self.predict_apart(policy, prefill, decode))
+    def _nearest(self, policies: Sequence[ServingPolicy], layouts: Sequence[Layout], most: int) -> FleetPlan:
+        tried = self._divided(policies, layouts, most, self._excess)
+        near = min(excess for excess, _ in tried) * (1.0 + ALMOST_EQUAL)
+        return _preferred([plan for excess, plan in tried if excess <= near])
 
-    @cached_property
-    def _seconds_of_prompts(self) -> Floats:
-        """Seconds of the steps of equally likely prompts in an engine that does nothing else."""
-        load, engine = self._load, self._engine
-        chunks = np.ceil(prompt_lengths(load) / engine.max_num_batched_tokens)
-        idle = engine.step_times.seconds(num_rows=0, num_sequences=0, num_context_tokens=0)
-        seconds: Floats = chunks * idle + engine.seconds_of_prompts(load)
-        return seconds
+    def _fewest_as_near(self, plan: FleetPlan) -> FleetPlan:
+        """The fewest engines, run as in a plan, that come almost as near to the SLA as the plan does."""
+        excess = float(self._excess(plan)[0])
+        policy, prefill, replicas = plan.policy, plan.prefill_replicas, plan.replicas
 
-    @property
-    def _prompt_seconds(self) -> float:
-        """Their mean."""
-        return float(self._seconds_of_prompts.mean())
+        def fewest(predict: Callable[[Counts], Prediction], may_lose: float, most: int) -> int:
+            limit = excess * (1.0 + may_lose)
+            return least_count(lambda counts: self._excess(predict(counts)) <= limit, most) or most
 
-    def predict_apart(self, policy: ServingPolicy, prefill: int | Counts, decode: int | Counts) -> Prediction:
-        """What requests see of `prefill` engines, for which prompts wait in one line, and `decode` ones, each with its part of the load.
+        if prefill:  # of what may be lost half to each kind
+            prefill = fewest(
+                lambda counts: self._fleet.apart(policy, counts, replicas), ALMOST_AS_NEAR / 2.0, plan.prefill_replicas
+            )
+        return self.at(policy, prefill, fewest(self._beside(policy, prefill), ALMOST_AS_NEAR, replicas))
 
-        Counts are numbers or arrays, paired.
-        """
-        load = self._load
-        first, decode = np.broadcast_arrays(np.atleast_1d(prefill), np.atleast_1d(decode))
-        # whoever decodes has all KV but that of the first token, which gives the second
-        handed = replace(load, osl=max(1.0, load.osl - 1.0), isl_cv=0.0, prefix_hit_rate=1.0 - 1.0 / load.isl)
-        counts, numbers = np.unique(decode, return_inverse=True)
-        at = self._predict(policy, handed, counts).at(numbers)
-        ttft = self._prefill(first)
-        if load.osl <= 1.0:
-            zeros = np.zeros(len(decode))
-            nothing = Lognormal(zeros, zeros)
-            with np.errstate(invalid="ignore"):
-                e2el = Lognormal(ttft.mean, np.nan_to_num(ttft.variance / ttft.mean**2))
-            return replace(at, is_stable=np.isfinite(ttft.mean), ttft=ttft, tpot=nothing, icl=nothing, e2el=e2el)
-        between = self._transfer.of_prompt(round(load.isl))
-        spread = ((between - self._transfer.seconds) * load.isl_cv) ** 2  # its variance
-        second = between + at.ttft.mean, at.ttft.variance + spread  # mean and variance of the second token's wait
-        after = np.tile(tokens_after_first(load), (len(decode), 1))
-        with np.errstate(invalid="ignore"):
-            tpot = _beginning_with(*second, at.tpot, after)
-            icl = _beginning_with(*second, at.icl, np.maximum(1.0, after / at.acceptance_length[:, None]))
-            mean = ttft.mean + between + at.e2el.mean
-            e2el = Lognormal(mean, np.nan_to_num((ttft.variance + spread + at.e2el.variance) / mean**2))
-        return replace(at, is_stable=at.is_stable & np.isfinite(mean), ttft=ttft, tpot=tpot, icl=icl, e2el=e2el)
-
-
-def _beginning_with(mean: Floats, variance: Floats, gaps: Lognormal, counts: Floats) -> Lognormal:
-    """The mean of all gaps of a request, of which the first has this mean and variance, and the others are as `gaps` says.
-
-    Of n gaps it is gap + (first - gap) / n, so how many there are counts only as far as the first one is longer.
-
-    Args:
-        mean: [rates], seconds of the first gap.
-        variance: [rates], of the same.
-        gaps: the mean of a request's other gaps.
-        counts: [rates, points], equally likely numbers of gaps.
-    """
-    share, spread = (1.0 / counts).mean(axis=1), (1.0 / counts).var(axis=1)
-    longer = mean - gaps.mean
-    all_mean = gaps.mean + share * longer
-    of_gaps = (1.0 - share) ** 2 * gaps.variance + (share**2 + spread) * variance
-    return Lognormal(all_mean, np.nan_to_num((of_gaps + spread * longer**2) / all_mean**2))
+    def _excess(self, at: Prediction | FleetPlan) -> Floats:
+        """How many times as long as its limit the worst latency is, of so many requests as must keep it; infinite in overload."""
+        limits = {name: getattr(self._sla, name) for name in LATENCIES}
+        times = [
+            getattr(at, name).quantile(self._sla.attainment) / limit
+            for name, limit in limits.items()
+            if limit is not None
+        ]
+        return np.where(at.is_stable, np.max(times, axis=0), np.inf)
 
 
 def _preferred(plans: Sequence[FleetPlan]) -> FleetPlan:
@@ -483,7 +360,7 @@ def _near_soonest(plans: Sequence[FleetPlan], margin: float) -> list[FleetPlan]:
     return [one for one in plans if float(one.e2el.mean[0]) <= soonest * (1.0 + margin)]
 
 
-def least_count(is_enough: Callable[[Counts], npt.NDArray[np.bool_]], most: int) -> int | None:
+def least_count(is_enough: Callable[[Counts], Bools], most: int) -> int | None:
     """The least count from 1 to `most` that is enough, where more than enough is enough too; None: not even `most`."""
     low, high = 0, most + 1  # low is not enough; high is, or is past the end
     while high - low > 1:

@@ -214,12 +214,12 @@ class Profile:
         record["drafting"] = {name: cost.to_json() for name, cost in self.drafting.items()}
         record["acceptance"] = {name: found.to_json() for name, found in self.acceptance.items()}
         record["traces"] = {name: _inside(folder, path) for name, path in self.traces.items()}
-        write_json(folder / PROFILE_FILE, record)
         if self.acceptance:
             conditions = {name: getattr(self, name) for name in (*NAMES, "quantization")} | self.conditions
             profiles = {name: found.to_json(**conditions) for name, found in self.acceptance.items()}
             best = max(self.configs, key=lambda name: self.acceptance[name].mean_accept_length)
             write_json(folder / SPECULATION_FILE, profiles[best] | {"configuration": best, "configurations": profiles})
+        write_json(folder / PROFILE_FILE, record)  # last, as it says that the folder is whole
 
     @classmethod
     def load(cls, folder: Path) -> Profile:

@@ -10,6 +10,9 @@ from forerun.errors import ConfigError
 JSON_NAMES = {str: "a text", bool: "true or false", dict: "an object", list: "a list"}
 """How messages call types."""
 
+MOST_COUNT = 2**53
+"""Of anything: beyond it not every whole number is a float, with which is computed."""
+
 
 def check_type(what: str, name: str, value: object, wanted: type, *, or_none: bool = False, do: str) -> None:
     """Refuse a value of another type.
@@ -27,11 +30,14 @@ def check_type(what: str, name: str, value: object, wanted: type, *, or_none: bo
         raise ConfigError(f"{what}: got {name}={value!r:.80}; must be {may_be}: {do}")
 
 
-def check_count(what: str, name: str, value: object, *, least: int, or_none: bool = False, do: str) -> None:
-    """Refuse what is no whole number, or too small a one; see `check_type`."""
-    is_count = isinstance(value, int) and not isinstance(value, bool) and value >= least
+def check_count(
+    what: str, name: str, value: object, *, least: int, most: int = MOST_COUNT, or_none: bool = False, do: str
+) -> None:
+    """Refuse what is no whole number, or too small or too large a one; see `check_type`."""
+    is_count = isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
     if not is_count and not (or_none and value is None):
-        may_be = f"a whole number, at least {least}{', or null' if or_none else ''}"
+        at_most = f", at most {most}" if isinstance(value, int) and value > most else ""
+        may_be = f"a whole number, at least {least}{at_most}{', or null' if or_none else ''}"
         raise ConfigError(f"{what}: got {name}={value!r:.80}; must be {may_be}: {do}")
 
 

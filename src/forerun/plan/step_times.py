@@ -103,7 +103,13 @@ class StepSample:
         return replace(self, num_rows=self.num_sequences + num_drafted, num_draft_tokens=num_drafted)
 
     @property
-    def shape(self) -> tuple[int, ...]:
+    def shape(self) -> StepShape:
+        """What its time depends on."""
+        pairs = _pairs(self.num_prompt_rows, self.num_prompt_context)
+        return StepShape(self.num_rows, self.num_sequences, self.num_context_tokens, self.num_prompt_rows, pairs)
+
+    @property
+    def counts(self) -> tuple[int, ...]:
         """All but what was measured."""
         return (
             self.num_rows,
@@ -178,7 +184,7 @@ class StepTimeModel:
         """
         _check_samples(samples)
         shapes, means, counts = _means(samples)
-        features = np.array([_features(s[0], s[1], s[2], s[3], _pairs(s[3], s[4])) for s in shapes])
+        features = np.array([_features(one) for one in shapes])
         prior = np.array([*PRIOR, *PROMPT_PRIOR])
         unit = float(np.median(means / np.maximum(features @ prior, 1e-9)))  # seconds of a step of cost 1
         deviation = unit * np.array([*PRIOR_DEVIATION, *PROMPT_DEVIATION])
@@ -187,13 +193,13 @@ class StepTimeModel:
         found = cls(
             weights.tolist(),
             measured=MeasuredRange(
-                rows=max(shape[0] + shape[3] for shape in shapes),
-                sequences=max(shape[1] for shape in shapes),
-                context_tokens=max(shape[2] for shape in shapes),
-                prompt_rows=max(shape[3] for shape in shapes),
+                rows=max(one.num_rows + one.num_prompt_rows for one in shapes),
+                sequences=max(one.num_sequences for one in shapes),
+                context_tokens=max(one.num_context_tokens for one in shapes),
+                prompt_rows=max(one.num_prompt_rows for one in shapes),
             ),
         )
-        predicted = np.array([found._seconds(s[0], s[1], s[2], s[3], _pairs(s[3], s[4])) for s in shapes])
+        predicted = np.array([found.of_shape(one) for one in shapes])
         errors = np.abs(predicted / means - 1.0)
         found.error = FitError(
             num_shapes=len(shapes), median=float(np.median(errors)), p95=float(np.quantile(errors, 0.95))
@@ -308,8 +314,11 @@ class StepTimeModel:
         )
 
 
-def _features(rows: float, sequences: float, context: float, prompt_rows: float, pairs: float) -> list[float]:
-    return [*step_features(rows + prompt_rows, sequences, context), rows, pairs]
+def _features(shape: StepShape) -> list[float]:
+    """What each of the weights counts."""
+    all_rows = shape.num_rows + shape.num_prompt_rows
+    by_rows = step_features(all_rows, shape.num_sequences, shape.num_context_tokens)
+    return [*by_rows, shape.num_rows, shape.num_prompt_pairs]
 
 
 def _pairs(num_rows: int, num_context: int) -> float:
@@ -349,9 +358,9 @@ def _solve(
 
 def _means(
     samples: Sequence[StepSample],
-) -> tuple[list[tuple[int, ...]], npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+) -> tuple[list[StepShape], npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """The different shapes, the mean seconds of each, and how many steps it is over."""
-    by_shape: dict[tuple[int, ...], list[float]] = {}
+    by_shape: dict[StepShape, list[float]] = {}
     for sample in samples:
         by_shape.setdefault(sample.shape, []).append(sample.seconds)
     means, counts = [], []
@@ -366,9 +375,9 @@ def _check_samples(samples: Sequence[StepSample]) -> None:
     for number, sample in enumerate(samples):
         if not 0.0 < sample.seconds < math.inf:
             raise ConfigError(f"step times: sample {number} took {sample.seconds} s; must be a number above 0")
-        if min(sample.shape) < 0 or sample.num_rows + sample.num_prompt_rows < 1:
+        if min(sample.counts) < 0 or sample.num_rows + sample.num_prompt_rows < 1:
             raise ConfigError(
-                f"step times: sample {number} has counts {sample.shape}; must be 0 or more, with a row at least"
+                f"step times: sample {number} has counts {sample.counts}; must be 0 or more, with a row at least"
             )
     decoding = {(one.num_sequences, one.num_rows) for one in samples if not one.num_prompt_rows}
     missing = []

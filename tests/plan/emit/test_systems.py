@@ -557,6 +557,20 @@ def test_dynamos_planner_gets_the_sla_and_the_measured_latencies(profile_folder)
     assert settings["profile_results_dir"] == container["volumeMounts"][0]["mountPath"]
 
 
+def test_dynamos_planner_is_told_of_as_many_kv_tokens_as_a_drafter_leaves(profile_folder):
+    """Of 300 blocks 269, on a GPU: the head and its KV take of the memory that was profiled without it."""
+    drafting, plain = with_head(profile_folder, "cuda")
+    profile = Profile.load(profile_folder)
+    left = (300 * 16 * profile.kv_bytes_per_token - 20_000_000) // (16 * profile.kv_bytes_per_token + 10_000)
+    for num_blocks, of_drafting, of_plain in ((300, 16 * left, 4800), (2048, 10_000, 10_000)):
+        replace(profile, num_blocks=num_blocks).save(profile_folder)
+        for asked, num_tokens in ((drafting, of_drafting), (plain, of_plain)):
+            config_map, _ = yaml.safe_load_all(emit("dynamo", asked).files["dynamo.yaml"])
+            decode = json.loads(config_map["data"]["decode_raw_data.json"])
+            assert decode["max_kv_tokens"] == num_tokens
+            assert decode["x_kv_usage"] == pytest.approx([n / num_tokens for n in (200, 800, 1600, 6400)])
+
+
 def test_dynamos_latencies_are_of_the_plans_draft_length_or_a_note_says_of_which(profile_folder):
     plain = emit("dynamo", request(speculative_config=None, profile_folder=profile_folder))
     config_map, _ = yaml.safe_load_all(plain.files["dynamo.yaml"])

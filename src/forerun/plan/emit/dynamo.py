@@ -15,6 +15,7 @@ import numpy as np
 
 from forerun.errors import ConfigError
 from forerun.plan.deployment_plan import Layout
+from forerun.plan.drafter_memory import num_blocks
 from forerun.plan.dynamo_files import DECODE_FILE, DECODE_KEYS, PREFILL_FILE, PREFILL_KEYS, read_arrays
 from forerun.plan.emit.emission import SCRIPT_HEAD, Emission, EmitRequest, script, yaml_text
 from forerun.plan.emit.speculation import drafter_kv_notes, vllm_config, vllm_notes
@@ -50,10 +51,8 @@ def dynamo(request: EmitRequest) -> Emission:
     """The graph in both versions, the ConfigMap of the planner, a script for one machine, the mocker's options."""
     if request.profile_folder is None:
         raise ConfigError("--profile: Dynamo's planner reads measured latencies; give the folder of forerun profile")
-    if (request.profile_folder / PROFILE_FILE).is_file():  # Dynamo's own profiler writes none
-        request.profile()
     measured = measured_length(request.profile_folder, _num_drafted(request))
-    profile_data = read_profile_data(request.profile_folder, measured)
+    profile_data = read_profile_data(request.profile_folder, measured, most_kv_tokens=_planned_kv_tokens(request))
     workers = _workers(request)
     files = {
         "dynamo.yaml": yaml_text(profile_config_map(profile_data), graph_v1beta1(request, workers)),
@@ -71,7 +70,9 @@ def dynamo(request: EmitRequest) -> Emission:
     return Emission(files=files, notes=tuple(notes))
 
 
-def read_profile_data(folder: Path, measured: int | None) -> dict[str, dict[str, Any]]:
+def read_profile_data(
+    folder: Path, measured: int | None, *, most_kv_tokens: int | None = None
+) -> dict[str, dict[str, Any]]:
     """The arrays of a profile's two sweeps, as lists; `max_kv_tokens` is one number, as Dynamo's profiler writes it.
 
     `z_itl` is the time of a whole step: the planner itself divides it by the acceptance length that it observes, as
@@ -80,6 +81,7 @@ def read_profile_data(folder: Path, measured: int | None) -> dict[str, dict[str,
     Args:
         folder: of `forerun profile`, or of Dynamo's profiler.
         measured: the draft length whose sweep is taken; None: the sweep of the folder's chosen configuration.
+        most_kv_tokens: that an engine holds, where its drafter leaves fewer than the profiled one had; None: as profiled.
 
     Raises:
         ConfigError: a file cannot be read or lacks an array.
@@ -88,11 +90,15 @@ def read_profile_data(folder: Path, measured: int | None) -> dict[str, dict[str,
     path = folder / (DECODE_FILE if measured is None else f"decode_k{measured}/raw_data.npz")
     decode = read_arrays(path, DECODE_KEYS, others=("z_step_ms",))
     decode["z_itl"] = decode.pop("z_step_ms", decode["z_itl"])
+    kv_tokens = int(np.ravel(decode["max_kv_tokens"])[0])
+    if most_kv_tokens is not None and most_kv_tokens < kv_tokens:
+        decode["x_kv_usage"] = decode["x_kv_usage"] * (kv_tokens / most_kv_tokens)
+        kv_tokens = most_kv_tokens
     lists: dict[str, dict[str, Any]] = {
         "prefill": {key: prefill[key].tolist() for key in PREFILL_KEYS},
         "decode": {key: decode[key].tolist() for key in DECODE_KEYS},
     }
-    lists["decode"]["max_kv_tokens"] = int(np.ravel(decode["max_kv_tokens"])[0])
+    lists["decode"]["max_kv_tokens"] = kv_tokens
     return lists
 
 
@@ -248,6 +254,17 @@ def _num_drafted(request: EmitRequest) -> int:
     """K, which vLLM must be told; 0 where nothing is drafted."""
     config = request.plan.speculative_config
     return 0 if config is None else int(vllm_config(config)["num_speculative_tokens"])
+
+
+def _planned_kv_tokens(request: EmitRequest) -> int | None:
+    """Tokens of KV that each engine holds beside the planned drafter; None: the folder is not of `forerun profile`.
+
+    Raises:
+        ConfigError: the profile is another one than the plan was made from, or the drafter leaves no KV memory.
+    """
+    folder = request.profile_folder
+    profile = None if folder is None or not (folder / PROFILE_FILE).is_file() else request.profile()
+    return None if profile is None else num_blocks(profile, request.plan.speculative_config) * profile.block_size
 
 
 def _workers(request: EmitRequest) -> list[_Worker]:

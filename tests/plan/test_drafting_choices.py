@@ -1,0 +1,50 @@
+"""The ways to draft that may be planned: what a profile's traces and rates say of each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from forerun.plan.drafting_choices import chooses_itself, speculations
+from forerun.plan.profile import Profile
+from tests.plan.profiles import TREE, fake_profile, tree_profile
+
+
+@pytest.fixture(scope="module")
+def profile(tmp_path_factory: pytest.TempPathFactory) -> Profile:
+    return fake_profile(tmp_path_factory.mktemp("profile"))
+
+
+def test_the_engine_chooses_lengths_where_it_is_asked_to_and_with_auto() -> None:
+    assert chooses_itself({"method": "auto"})
+    assert chooses_itself({"method": "suffix", "enable_adaptive_verification": True})
+    assert not chooses_itself({"method": "suffix"})
+
+
+def test_rows_of_a_tree_are_its_nodes(tmp_path: Path) -> None:
+    trees = tree_profile(tmp_path)
+    by_name = {one.name: one for one in speculations(trees)}
+    whole = by_name.pop("static")
+    assert [(one.num_nodes, one.num_tokens) for one in whole.yields] == [
+        (7, trees.acceptance["static"].mean_accept_length)
+    ]
+    for name, speculation in by_name.items():
+        trace = trees.trace(name)
+        assert speculation.max_draft_tokens == trace.num_speculative_tokens == len(TREE)
+        assert [one.num_nodes for one in speculation.yields] == [1, 2, 3, 4, 5, 6, 7]
+        assert [one.num_tokens for one in speculation.yields] == [
+            trace.acceptance(k).mean_accept_length for k in range(1, 8)
+        ]
+
+
+def test_acceptance_may_be_planned_with_care_and_by_class(profile: Profile) -> None:
+    (code,) = speculations(profile, methods=("suffix",), kind="code")
+    (careful,) = speculations(profile, methods=("suffix",), kind="code", confidence=0.9)
+    assert careful.acceptance.mean_accept_length < code.acceptance.mean_accept_length
+    assert code.acceptance == profile.acceptance["suffix/code"]
+
+
+def test_what_is_named_twice_is_one_way_to_draft_and_plain_is_none(profile: Profile) -> None:
+    assert [one.name for one in speculations(profile, methods=("suffix", "head", "suffix"))] == ["suffix", "head"]
+    assert speculations(profile, methods=("plain", "plain")) == []
