@@ -8,10 +8,12 @@ import pytest
 
 from forerun.bench import compare, instruments
 from forerun.bench.compare import measure_comparison
+from forerun.bench.instruments import Interrupted
 from forerun.bench.workloads import ComparisonWorkload
 from forerun.config.settings import EngineSettings
 from forerun.errors import ConfigError, UnknownKeyError
 from tests.bench.clocks import TickingClock
+from tests.bench.interruptions import interrupt
 from tests.contract.drafters import BadDrafter, MoodyDrafter
 from tests.engines import tiny_target
 
@@ -150,3 +152,21 @@ def test_an_unknown_key_names_its_configuration():
 def test_what_cannot_be_measured_is_refused(options, message):
     with pytest.raises(ConfigError, match=message):
         measure(**options)
+
+
+def test_ctrl_c_leaves_whole_rounds(monkeypatch):
+    num_batches = len(CONFIGS | {"plain": None}) * (1 + 4)  # a warm-up, and the prompts of the first round, one by one
+    interrupt(monkeypatch, compare, "answer", at=num_batches + 2)
+    with pytest.raises(Interrupted, match="1 of 2 rounds") as caught:
+        measure()
+    found = caught.value.found
+    assert (found.repeats, len(found.all_gigabytes_per_second)) == (1, 1)
+    assert {len(one.all_tokens_per_second) for one in found.outcomes} == {1}
+    assert {one.texts for one in found.outcomes} == {"identical"}
+
+
+def test_ctrl_c_before_a_whole_round_leaves_nothing(monkeypatch):
+    interrupt(monkeypatch, compare, "answer", at=5)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        measure()
+    assert not isinstance(caught.value, Interrupted)

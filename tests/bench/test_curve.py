@@ -10,11 +10,12 @@ import pytest
 from forerun import LLM
 from forerun.bench import instruments
 from forerun.bench.curve import NUM_WARMUP_ROUNDS, keep_costs, measure_curve, measure_drafting
-from forerun.bench.instruments import NUM_READS
+from forerun.bench.instruments import NUM_READS, BandwidthProbe, Interrupted, Stopwatch
 from forerun.engine.costs import PRIOR
 from forerun.errors import ConfigError
 from forerun.ops.native.library import load_kernels
 from tests.bench.clocks import SlowingClock, TickingClock
+from tests.bench.interruptions import interrupt
 from tests.engines import tiny_llm
 
 SMALL = {"rows": (4,), "contexts": (16, 32), "sequences": (2,), "repeats": 3}
@@ -127,3 +128,20 @@ def test_the_step_of_the_prompt_is_not_counted(llm):
 
 def test_without_drafts_there_is_no_time_per_drafted_token(llm):
     assert measure_drafting(llm.with_speculation(None), 1.0, num_tokens=8).milliseconds_per_draft_token is None
+
+
+def test_ctrl_c_leaves_whole_rounds(llm, curve, monkeypatch):
+    num_looks = (NUM_WARMUP_ROUNDS + 2) * (NUM_READS + len(curve.points))
+    interrupt(monkeypatch, Stopwatch, "seconds", at=num_looks + NUM_READS + 2)  # in the third round
+    with pytest.raises(Interrupted, match="2 of 3 rounds") as caught:
+        measure_curve(llm, **SMALL, clock=TickingClock())
+    found = caught.value.found
+    assert (found.repeats, len(found.all_gigabytes_per_second)) == (2, 2)
+    assert all(point.all_milliseconds == [1000.0] * 2 for point in found.points)
+
+
+def test_ctrl_c_before_a_whole_round_leaves_nothing(llm, monkeypatch):
+    interrupt(monkeypatch, BandwidthProbe, "measure", at=NUM_WARMUP_ROUNDS + 1)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        measure_curve(llm, **SMALL)
+    assert not isinstance(caught.value, Interrupted)

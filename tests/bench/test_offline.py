@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 
 from forerun import LLM
+from forerun.bench.instruments import Interrupted
 from forerun.bench.offline import make_requests, measure_latency, measure_throughput
 from forerun.bench.sharegpt import SampledRequest
 from forerun.bench.workloads import LatencyWorkload, ThroughputWorkload
 from forerun.errors import ConfigError
 from tests.bench.clocks import SlowingClock, TickingClock
+from tests.bench.interruptions import interrupt
 
 LATENCY = LatencyWorkload(input_len=5, output_len=6, batch_size=2, num_iters_warmup=1, num_iters=3)
 THROUGHPUT = ThroughputWorkload(num_prompts=3, input_len=5, output_len=6, n=2)
@@ -95,3 +97,25 @@ def test_counts_are_of_this_run_alone(llm):
     requests = make_requests(llm, THROUGHPUT)
     first, second = (measure_throughput(llm, THROUGHPUT, requests).speculation.num_steps for _ in range(2))
     assert first == second
+
+
+def test_ctrl_c_leaves_whole_rounds_and_their_counts(llm, monkeypatch):
+    pumps_per_round = LATENCY.output_len
+    interrupt(monkeypatch, LLM, "_pump", at=3 * pumps_per_round + 2)  # in the third round after the one of warm-up
+    with pytest.raises(Interrupted, match="2 of 3 rounds") as caught:
+        measure_latency(llm.with_speculation(None), LATENCY)
+    found = caught.value.found
+    assert len(found.latencies) == 2
+    assert found.speculation.num_steps == 2 * LATENCY.batch_size * LATENCY.output_len
+
+
+@pytest.mark.parametrize("measure", [lambda llm: measure_latency(llm, LATENCY), lambda llm: throughput(llm)])
+def test_ctrl_c_before_anything_is_measured_leaves_nothing(llm, monkeypatch, measure):
+    interrupt(monkeypatch, LLM, "_pump", at=1)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        measure(llm)
+    assert not isinstance(caught.value, Interrupted)
+
+
+def throughput(llm):
+    return measure_throughput(llm, THROUGHPUT, make_requests(llm, THROUGHPUT))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -181,3 +182,11 @@ def test_a_file_that_is_not_packed_as_its_name_says_is_refused(tmp_path):
     path.write_text(json.dumps(HEAD))
     with pytest.raises(ConfigError, match="cannot read"):
         read_recording(path)
+
+
+def test_a_recording_says_whether_its_weights_were_made_up_and_an_older_one_that_they_were_not(recording, tmp_path):
+    path = tmp_path / "texts.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in (HEAD, TEXT)))
+    assert read_recording(path).info.load_format == "auto"
+    write_recording(replace(recording, info=replace(recording.info, load_format="dummy")), path)
+    assert read_recording(path).info.load_format == "dummy"

@@ -7,11 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from forerun import LLM
 from forerun.bench import instruments
+from forerun.bench.curve import NUM_WARMUP_ROUNDS
+from forerun.bench.instruments import BandwidthProbe
 from forerun.cli import loading
 from forerun.cli.app import main
 from forerun.errors import ModelError
 from forerun.ops.native.library import KERNELS_VARIABLE
+from tests.bench.interruptions import interrupt
 from tests.cli.fakes import FakeLoader
 from tests.tiny_models import tiny_config
 from tests.tiny_tokenizer import save_tiny_tokenizer
@@ -20,7 +24,7 @@ NGRAM = ("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 
 CURVE = ("curve", "--rows", "2", "--contexts", "16", "--sequences", "3", "--repeats", "2")
 LATENCY = ("latency", "--output-len", "4", "--num-iters-warmup", "1", "--num-iters", "2")
 THROUGHPUT = ("throughput", "--num-prompts", "2", "--input-len", "8", "--output-len", "4")
-CIRCUMSTANCES = ["model", "dtype", "device", "kernels", "machine", "speculative", "speculation"]
+CIRCUMSTANCES = ["model", "dtype", "device", "kernels", "machine", "speculative", "speculation", "interrupted"]
 
 
 @pytest.fixture(autouse=True)
@@ -175,3 +179,36 @@ def test_ctrl_c_while_measuring_ends_with_130(folder, monkeypatch):
 
     monkeypatch.setattr(instruments.BandwidthProbe, "measure", interrupt)
     assert main(["bench", "curve", str(folder), "--load-format", "dummy", "--contexts", "16", "--rows", "2"]) == 130
+
+
+@pytest.mark.parametrize(
+    ("command", "owner", "name", "at", "said", "measured"),
+    [
+        (CURVE, BandwidthProbe, "measure", NUM_WARMUP_ROUNDS + 2, "the figures are of 1 of 2 rounds", {"repeats": 1}),
+        ((*CURVE, *NGRAM), LLM, "stream", 2, "the drafter was not measured", {"repeats": 2, "drafting": None}),
+        (LATENCY, LLM, "generate", 3, "the figures are of 1 of 2 rounds", {}),
+        (
+            (*THROUGHPUT, "--max-num-seqs", "1", "--no-speculation"),
+            *(LLM, "_pump", 6, "the figures are of 1 of 2 requests, which had ended"),
+            {"num_requests": 1, "num_prompt_tokens": 16, "num_output_tokens": 5},
+        ),
+    ],
+)
+def test_after_ctrl_c_what_was_measured_is_shown_and_saved(
+    command, owner, name, at, said, measured, folder, tmp_path, monkeypatch, capsys
+):
+    interrupt(monkeypatch, owner, name, at=at)
+    settings = ("--load-format", "dummy", "--max-model-len", "256", "--json", "--output-json", str(tmp_path / "f"))
+    assert main(["bench", command[0], str(folder), *command[1:], *settings]) == 130
+    printed = capsys.readouterr()
+    assert f"interrupted: {said}" in printed.err
+    report = json.loads(printed.out)
+    assert report.items() >= ({"interrupted": True} | measured).items()
+    assert report == json.loads((tmp_path / "f").read_text())
+
+
+def test_a_drafter_that_has_no_room_to_be_measured_is_refused_before_the_curve(folder, monkeypatch, capsys):
+    monkeypatch.setattr(BandwidthProbe, "measure", lambda _: pytest.fail("measured"))
+    settings = ("--load-format", "dummy", "--max-model-len", "191")
+    assert main(["bench", str(CURVE[0]), str(folder), *CURVE[1:], *settings, *NGRAM]) == 2
+    assert "max_model_len: got 191; a drafter is measured on a text of 192 tokens" in capsys.readouterr().err

@@ -14,6 +14,7 @@ from forerun.cli import loading
 from forerun.cli.app import main
 from forerun.cli.bench_compare import read_configs
 from forerun.errors import ConfigError
+from tests.bench.interruptions import interrupt
 from tests.stand_in import save_stand_in
 
 ROOT = Path(__file__).parents[2]
@@ -36,9 +37,10 @@ def compare(tmp_path_factory, tmp_path, capsys):
     )
     (tmp_path / "chat.txt").write_text("to be or not to be\na b a b a b\n")
 
-    def compare(*options, prompts=("--prompts", str(tmp_path / "chat.txt"))):
+    def compare(*options, prompts=("--prompts", str(tmp_path / "chat.txt")), repeats=1, code=0):
         files = ("--configs", str(tmp_path / "configs.yaml"), *prompts)
-        assert main(["bench", "compare", str(model), *files, "--max-tokens", "24", "--repeats", "1", *options]) == 0
+        words = ("--max-tokens", "24", "--repeats", str(repeats), *options)
+        assert main(["bench", "compare", str(model), *files, *words]) == code
         return capsys.readouterr().out
 
     return compare
@@ -182,3 +184,9 @@ def test_mistakes_name_the_file_and_the_configuration(read, text, message):
         read(text)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_after_ctrl_c_the_whole_rounds_are_compared(compare, monkeypatch):
+    interrupt(monkeypatch, instruments.BandwidthProbe, "measure", at=2)
+    report = json.loads(compare("--json", repeats=3, code=130))
+    assert (report["interrupted"], report["repeats"], len(report["outcomes"])) == (True, 1, 3)

@@ -91,6 +91,7 @@ def test_wrong_options_are_named(files, capsys, options, message):
         ("--dtype", "float64"),
         ("--quantization", "int8"),
         ("--activation-dtype", "int8"),
+        ("--load-format", "dummy"),
         ("--max-tokens", "256"),
         ("--max-tokens", "32"),
         ("--temperatures", "1"),

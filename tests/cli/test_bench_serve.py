@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -12,6 +13,7 @@ from importlib.util import find_spec
 import pytest
 
 from forerun.bench.load.report import is_reserved
+from forerun.bench.load.server import Server
 from forerun.cli.app import main
 from forerun.errors import ConfigError
 from tests.bench.load.fake_server import Script, serving
@@ -258,6 +260,22 @@ def test_after_an_interruption_what_was_answered_is_shown_and_saved_as_a_part(ru
     report = json.loads((tmp_path / "f.json").read_text())
     assert (report["interrupted"], report["completed"], report["failed"]) == (True, 2, 0)
     assert (report["unfinished"], report["unsent"], len(report["ttfts"])) == (1, 2, 2)
+
+
+def test_an_interruption_after_the_last_answer_loses_none(run, monkeypatch):
+    draft_counts, looks = Server.draft_counts, []
+
+    async def interrupted(server):
+        looks.append(1)
+        if len(looks) == 2:  # after the run
+            os.kill(os.getpid(), signal.SIGINT)
+            await asyncio.sleep(10)
+        return await draft_counts(server)
+
+    monkeypatch.setattr(Server, "draft_counts", interrupted)
+    printed = run(code=130)
+    assert "interrupted: the figures are of 5 requests that had ended; 0 more had been sent" in printed.err
+    assert re.search(r"Successful requests: +5\b", printed.out)
 
 
 def test_failures_are_counted_and_each_error_is_printed_once(run, server):

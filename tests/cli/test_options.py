@@ -8,9 +8,10 @@ import json
 from typing import Any
 
 import pytest
+from cyclopts import Token
 
 from forerun.cli.app import main
-from forerun.cli.options import EngineOptions, SamplingOptions
+from forerun.cli.options import EngineOptions, SamplingOptions, parse_duration
 from forerun.config.settings import EngineSettings
 from forerun.core.sampling_params import SamplingParams
 from tests.cli.fakes import FakeLoader
@@ -146,3 +147,10 @@ def test_default_speculation_gives_way_to_any_speculative_option() -> None:
     assert EngineOptions().with_default_speculation(default, need="").speculative_config == default
     asked = EngineOptions(num_speculative_tokens=3)
     assert asked.with_default_speculation(default, need="") is asked
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90s", 90), ("90m", 5400), ("3h", 10800), ("1h30m", 5400), ("1.5h", 5400), ("2d", 172800)]
+)
+def test_a_duration_is_numbers_with_units(text: str, seconds: float) -> None:
+    assert parse_duration(float, [Token(keyword="--budget", value=text)]) == seconds

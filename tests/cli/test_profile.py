@@ -47,7 +47,7 @@ def test_a_profile_is_written_and_shown(tmp_path: Path, capsys: pytest.CaptureFi
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--budget", "60"], "a time above 0 with its unit"),
+        (["--budget", "60"], "a time above 0 with its units"),
         (["--budget", "60s", "--rounds", "2"], "leave one out"),
         (["--rounds", "0"], "rounds: got 0"),
         (["--num-sequences", "1,2", "--contexts", "8"], "num_sequences, contexts: got 2 batches"),
@@ -60,6 +60,7 @@ def test_a_profile_is_written_and_shown(tmp_path: Path, capsys: pytest.CaptureFi
         (["--temperature", "-1"], "--temperature: got -1.0; must be 0 or more"),
         (["--temperature", "nan"], "--temperature: got nan; must be 0 or more"),
         (["--kv-transfer-config.kv-role", "kv_producer"], "profile saves no hidden states"),
+        (["--seed", "3"], "--seed: a profile's answers are drawn by the numbers of their prompts"),
         (["--server", "http://127.0.0.1:9", "--dtype", "float32", "--tensor-parallel-size", "2"], "no server answers"),
         (["--server", "http://127.0.0.1:9", "--speculative-config.num_speculative_tokens", "2"], "got method None"),
         (["--merge", "a", "--server", "http://127.0.0.1:9"], "leave out --server"),

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from forerun.cli import train as command
 from forerun.cli.app import INTERRUPTED, main
-from forerun.cli.train import parse_duration, stage_bars
+from forerun.cli.train import stage_bars
 from forerun.train import estimates
 from forerun.train.packaging import model_card
 from forerun.train.run import StageReport
@@ -40,17 +40,10 @@ def done(tmp_path: Path) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"), [("90s", 90), ("90m", 5400), ("3h", 10800), ("1h30m", 5400), ("1.5h", 5400), ("2d", 172800)]
-)
-def test_a_duration_is_numbers_with_units(text: str, seconds: float) -> None:
-    assert parse_duration(float, [text]) == seconds
-
-
-@pytest.mark.parametrize("text", ["3", "h", "3x", "-3h", "3h 5m", "1h30", ".5h"])
+@pytest.mark.parametrize("text", ["3", "h", "3x", "-3h", "3h 5m", "1h30", ".5h", "0m"])
 def test_a_budget_that_is_no_duration_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "m", "--output", "o", f"--budget={text}"]) == 2
-    assert f"got {text!r}; write e.g. 3h, 90m or 1h30m" in capsys.readouterr().err
+    assert f"got {text!r}; must be a time above 0 with its units, e.g. 90s, 10m or 1h30m" in capsys.readouterr().err
 
 
 @needs_kernels

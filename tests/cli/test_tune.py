@@ -18,6 +18,7 @@ from forerun.bench.machine import describe_kernels, describe_machine
 from forerun.bench.tuning import step_times, tuner
 from forerun.cli import tune as command
 from forerun.cli.app import main
+from forerun.core.held_folder import held_folder
 from forerun.errors import ConfigError
 from forerun.plan.deployment_plan import DeploymentPlan
 from forerun.plan.profile import Profile
@@ -216,6 +217,14 @@ def test_a_folder_of_another_tuning_is_refused(tune, begin):
     assert "is of a tuning with load" in tune("--dry-run", "--load", "concurrency=2", code=2).err
 
 
+def test_a_tuning_that_goes_on_in_another_process_is_left_alone(tune, begin, tmp_path):
+    begin()
+    with held_folder(tmp_path / "tuned", "--output", "works"):
+        assert "another process goes on with the tuning in" in tune(code=2).err
+        tune("--dry-run")
+    assert not (tmp_path / "tuned" / "recording.jsonl.gz").exists()
+
+
 def test_a_folder_of_something_else_is_refused(tune, tmp_path):
     (tmp_path / "tuned").mkdir()
     (tmp_path / "tuned" / "thesis.txt").write_text("all of it")
@@ -278,13 +287,16 @@ def test_a_tuning_leaves_a_servers_pools_as_they_are(tune, tmp_path):
     assert yaml.safe_load((tmp_path / "tuned" / "serve.yaml").read_text())["pools-folder"] == str(pools)
 
 
-def test_a_folder_goes_on_only_with_the_same_machine_and_profile(tune, begin, tmp_path, model):
+def test_a_folder_goes_on_only_with_the_same_weights_machine_kernels_and_profile(tune, begin, tmp_path, model):
     profile(model, kernels=kernels(model)).save(tmp_path / "profile")
     begin("--profile", str(tmp_path / "profile"))
     assert "is of a tuning with profile" in tune("--dry-run", code=2).err
     settings = tmp_path / "tuned" / "settings.json"
-    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"machine": "elsewhere"}))
-    assert "machine 'elsewhere' instead of" in tune("--dry-run", "--profile", str(tmp_path / "profile"), code=2).err
+    begun = json.loads(settings.read_text())
+    for name in ("fingerprint", "machine", "kernels"):
+        settings.write_text(json.dumps(begun | {name: "another"}))
+        refused = tune("--dry-run", "--profile", str(tmp_path / "profile"), code=2).err
+        assert f"{name} 'another' instead of" in refused
 
 
 @functools.cache

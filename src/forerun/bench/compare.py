@@ -6,9 +6,17 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
-from forerun.bench.instruments import BandwidthProbe, Clock, Progress, Stopwatch, no_progress, read_by_torch
+from forerun.bench.instruments import (
+    BandwidthProbe,
+    Clock,
+    Interrupted,
+    Progress,
+    Stopwatch,
+    no_progress,
+    read_by_torch,
+)
 from forerun.bench.machine import describe_kernels, describe_machine
 from forerun.bench.outcomes import PLAIN, Answers, Comparison, Judge, Rounds, summarise
 from forerun.bench.workloads import ComparisonWorkload
@@ -52,6 +60,7 @@ def measure_comparison(
 
     Raises:
         ForerunError: a configuration (named in the message) or a prompt does not fit the target.
+        Interrupted: Ctrl-C came after a whole round.
     """
     check_batch_size(settings, workload)
     prompts = {kind: ids[: workload.num_prompts] for kind, ids in prompts.items()}
@@ -60,27 +69,23 @@ def measure_comparison(
         name: make_engine(name, target, settings, config, num_sequences=workload.batch_size, longest=longest)
         for name, config in {PLAIN: None, **configs}.items()
     }
-    found = {(kind, name): Rounds(kind=kind, name=name, llm=llm) for kind in prompts for name, llm in engines.items()}
     plain = engines[PLAIN]
     probe = BandwidthProbe(Stopwatch(plain.device, clock), read=plain.kernels.read if plain.kernels else read_by_torch)
-    progress("warming up")
-    for llm in engines.values():
-        _warm_up(llm, next(iter(prompts.values())), workload)
-    bandwidths: list[float] = []
-    for number in range(workload.repeats):
-        bandwidths.append(probe.measure() / 1e9)
-        for kind, ids in prompts.items():
-            progress(f"round {number + 1} of {workload.repeats}: {kind}")
-            for name, answers in _run_round(engines, ids, workload, number=number, clock=clock).items():
-                found[kind, name].answers.append(answers)
+    rounds = _measure_rounds(engines, prompts, workload, probe, progress=progress, clock=clock)
+    bandwidths = [one.gigabytes_per_second for one in rounds]
+    found = {
+        (kind, name): Rounds(kind=kind, name=name, llm=llm, answers=[one.answers[kind][name] for one in rounds])
+        for kind in prompts
+        for name, llm in engines.items()
+    }
     progress("comparing the texts")
-    return Comparison(
+    comparison = Comparison(
         model=settings.model,
         dtype=str(plain.dtype).removeprefix("torch."),
         device=str(plain.device),
         kernels=describe_kernels(plain),
         machine=describe_machine(plain.device),
-        repeats=workload.repeats,
+        repeats=len(rounds),
         max_tokens=workload.max_tokens,
         batch_size=workload.batch_size,
         temperature=workload.temperature,
@@ -89,15 +94,53 @@ def measure_comparison(
         configs=configs,
         outcomes=[
             summarise(
-                rounds,
+                of_one,
                 found[kind, PLAIN],
                 prompts[kind],
                 is_greedy=workload.temperature < GREEDY_BELOW,
                 judge=judge,
             )
-            for (kind, _), rounds in found.items()
+            for (kind, _), of_one in found.items()
         ],
     )
+    if len(rounds) < workload.repeats:
+        raise Interrupted(comparison, f"{len(rounds)} of {workload.repeats} rounds")
+    return comparison
+
+
+class _Round(NamedTuple):
+    """A whole round: the memory's bandwidth, and the answers by kind of prompts and configuration."""
+
+    gigabytes_per_second: float
+    answers: dict[str, dict[str, list[Answers]]]
+
+
+def _measure_rounds(
+    engines: Mapping[str, LLM],
+    prompts: Mapping[str, Sequence[Sequence[int]]],
+    workload: ComparisonWorkload,
+    probe: BandwidthProbe,
+    *,
+    progress: Progress,
+    clock: Clock,
+) -> list[_Round]:
+    """All rounds, or those that were whole when Ctrl-C came, if any were."""
+    progress("warming up")
+    for llm in engines.values():
+        _warm_up(llm, next(iter(prompts.values())), workload)
+    rounds: list[_Round] = []
+    try:
+        for number in range(workload.repeats):
+            bandwidth = probe.measure() / 1e9
+            answers: dict[str, dict[str, list[Answers]]] = {}
+            for kind, ids in prompts.items():
+                progress(f"round {number + 1} of {workload.repeats}: {kind}")
+                answers[kind] = _run_round(engines, ids, workload, number=number, clock=clock)
+            rounds.append(_Round(bandwidth, answers))
+    except KeyboardInterrupt:
+        if not rounds:
+            raise
+    return rounds
 
 
 def check_batch_size(settings: EngineSettings, workload: ComparisonWorkload) -> None:

@@ -8,11 +8,19 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from forerun.bench.instruments import BandwidthProbe, Clock, Progress, Stopwatch, no_progress, read_by_torch
+from forerun.bench.instruments import (
+    BandwidthProbe,
+    Clock,
+    Interrupted,
+    Progress,
+    Stopwatch,
+    no_progress,
+    read_by_torch,
+)
 from forerun.bench.machine import describe_kernels, describe_machine
 from forerun.bench.passes import PassBytes, PassShape, RandomSequences, random_sequences
 from forerun.core.sampling_params import SamplingParams
@@ -76,12 +84,11 @@ class Curve:
         return asdict(self)
 
 
-@dataclass(slots=True)
-class Rounds:
-    """What the rounds measured: seconds of every shape, and bytes per second of the memory."""
+class _Round(NamedTuple):
+    """A whole round: bytes per second of the memory, and seconds of every shape."""
 
-    seconds: dict[PassShape, list[float]]
-    bandwidth: list[float]
+    bandwidth: float
+    seconds: dict[PassShape, float]
 
 
 def keep_costs(llm: LLM, curve: Curve) -> None:
@@ -121,6 +128,7 @@ def measure_curve(
 
     Raises:
         ConfigError: a number is below 1, or the KV memory does not hold the sequences.
+        Interrupted: Ctrl-C came after a whole round.
     """
     _check_counts(rows=rows, contexts=contexts, sequences=sequences, repeats=[repeats])
     shapes = _shapes(rows, contexts, sequences)
@@ -130,19 +138,22 @@ def measure_curve(
     with random_sequences(llm, shapes) as passes:
         rounds = _run_rounds(passes, shapes, repeats=repeats, stopwatch=stopwatch, probe=probe, progress=progress)
     limit = _pass_bytes(llm)
-    speeds = [bandwidth / 1e9 for bandwidth in rounds.bandwidth]
-    return Curve(
+    speeds = [one.bandwidth / 1e9 for one in rounds]
+    curve = Curve(
         model=llm.settings.model,
         dtype=str(llm.dtype).removeprefix("torch."),
         device=str(llm.device),
         kernels=describe_kernels(llm),
         machine=describe_machine(llm.device),
-        repeats=repeats,
+        repeats=len(rounds),
         weight_bytes=None if limit is None else limit.weights,
         gigabytes_per_second=statistics.median(speeds),
         all_gigabytes_per_second=speeds,
         points=[_point(shape, rounds, limit) for shape in shapes],
     )
+    if len(rounds) < repeats:
+        raise Interrupted(curve, f"{len(rounds)} of {repeats} rounds")
+    return curve
 
 
 def _check_counts(**counts: Sequence[int]) -> None:
@@ -170,23 +181,28 @@ def _run_rounds(
     stopwatch: Stopwatch,
     probe: BandwidthProbe,
     progress: Progress,
-) -> Rounds:
-    """Measure everything once per round, so that a drift of the machine affects all shapes alike."""
+) -> list[_Round]:
+    """Measure everything once per round, so that a drift of the machine affects all shapes alike.
+
+    Where Ctrl-C comes after a whole round, those before it are returned.
+    """
     batches = {shape: passes.batch(shape) for shape in shapes}
     order = random.Random(0)
-    rounds = Rounds({shape: [] for shape in shapes}, [])
-    for index in range(NUM_WARMUP_ROUNDS + repeats):
-        is_warm = index >= NUM_WARMUP_ROUNDS
-        progress(f"round {index + 1 - NUM_WARMUP_ROUNDS} of {repeats}" if is_warm else "warming up")
-        bandwidth = probe.measure()
-        seconds = {
-            shape: stopwatch.seconds(partial(passes.forward, batches[shape]))
-            for shape in order.sample(shapes, len(shapes))
-        }
-        if is_warm:
-            rounds.bandwidth.append(bandwidth)
-            for shape, taken in seconds.items():
-                rounds.seconds[shape].append(taken)
+    rounds: list[_Round] = []
+    try:
+        for index in range(NUM_WARMUP_ROUNDS + repeats):
+            is_warm = index >= NUM_WARMUP_ROUNDS
+            progress(f"round {index + 1 - NUM_WARMUP_ROUNDS} of {repeats}" if is_warm else "warming up")
+            bandwidth = probe.measure()
+            seconds = {
+                shape: stopwatch.seconds(partial(passes.forward, batches[shape]))
+                for shape in order.sample(shapes, len(shapes))
+            }
+            if is_warm:
+                rounds.append(_Round(bandwidth, seconds))
+    except KeyboardInterrupt:
+        if not rounds:
+            raise
     return rounds
 
 
@@ -196,21 +212,17 @@ def _pass_bytes(llm: LLM) -> PassBytes | None:
     return PassBytes(model.config, llm.dtype, weights=model.weight_bytes) if isinstance(model, Decoder) else None
 
 
-def _point(shape: PassShape, rounds: Rounds, limit: PassBytes | None) -> CurvePoint:
-    seconds = rounds.seconds[shape]
-    one_row = rounds.seconds[PassShape(context=shape.context, num_sequences=1, rows=1)]
+def _point(shape: PassShape, rounds: Sequence[_Round], limit: PassBytes | None) -> CurvePoint:
+    seconds = [one.seconds[shape] for one in rounds]
+    one_row = PassShape(context=shape.context, num_sequences=1, rows=1)
     num_bytes = None if limit is None else limit.weights + shape.num_sequences * limit.kv(shape.context)
-    shares = [
-        num_bytes / bandwidth / taken
-        for bandwidth, taken in zip(rounds.bandwidth, seconds, strict=True)
-        if num_bytes is not None
-    ]
+    shares = [num_bytes / one.bandwidth / one.seconds[shape] for one in rounds if num_bytes is not None]
     return CurvePoint(
         context=shape.context,
         num_sequences=shape.num_sequences,
         rows=shape.rows,
         milliseconds=1e3 * statistics.median(seconds),
-        ratio=statistics.median(taken / one for taken, one in zip(seconds, one_row, strict=True)),
+        ratio=statistics.median(one.seconds[shape] / one.seconds[one_row] for one in rounds),
         num_bytes=num_bytes,
         bandwidth_share=statistics.median(shares) if shares else None,
         all_milliseconds=[1e3 * taken for taken in seconds],
@@ -235,6 +247,20 @@ class DraftingCost:
     def to_json(self) -> dict[str, Any]:
         """All fields as JSON."""
         return asdict(self)
+
+
+def check_drafting(llm: LLM) -> None:
+    """Refuse an engine in which `measure_drafting` has no room, before anything is measured.
+
+    Raises:
+        ConfigError: its sequences are too short.
+    """
+    needed = NUM_PATTERN_TOKENS * NUM_PATTERNS + NUM_TOKENS
+    if llm.max_model_len < needed:
+        raise ConfigError(
+            f"max_model_len: got {llm.max_model_len}; a drafter is measured on a text of {needed} tokens; raise it, or leave "
+            "out what names a drafter"
+        )
 
 
 def measure_drafting(llm: LLM, one_row_milliseconds: float, *, num_tokens: int = NUM_TOKENS) -> DraftingCost:

@@ -1,11 +1,11 @@
-"""The instruments of measurements: a clock, a stopwatch for work on a device, a probe of memory bandwidth."""
+"""The instruments of measurements: a clock, a stopwatch for work on a device, a probe of memory bandwidth; what Ctrl-C leaves of one."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -34,6 +34,20 @@ def no_progress(message: str) -> None:
 
 def no_advance(share: float) -> None:
     """Show no progress."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C ended a measurement early; whoever can use a part of it finds that here.
+
+    Attributes:
+        found: the result of the part that was measured by then.
+        part: which one that is, for people, e.g. "3 of 30 rounds".
+    """
+
+    def __init__(self, found: Any, part: str) -> None:
+        super().__init__(part)
+        self.found = found
+        self.part = part
 
 
 @dataclass(slots=True)

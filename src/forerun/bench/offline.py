@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from forerun.bench.instruments import Clock, Progress, no_progress
+from forerun.bench.instruments import Clock, Interrupted, Progress, no_progress
 from forerun.bench.prompts import random_prompts
 from forerun.bench.sharegpt import Exchange, SampledRequest, sample_requests
 from forerun.bench.workloads import LatencyWorkload, ThroughputWorkload
@@ -65,6 +65,7 @@ def measure_latency(
 
     Raises:
         ConfigError: prompt and output are longer than the engine's sequences.
+        Interrupted: Ctrl-C came after a whole round.
     """
     num_rounds = workload.num_iters_warmup + workload.num_iters
     prompts = random_prompts(
@@ -77,20 +78,25 @@ def measure_latency(
         max_tokens=workload.output_len,
         detokenize=not workload.disable_detokenize,
     )
-    latencies: list[float] = []
-    for index in range(num_rounds):
-        is_warm = index >= workload.num_iters_warmup
-        progress(f"round {index - workload.num_iters_warmup + 1} of {workload.num_iters}" if is_warm else "warming up")
-        if index == workload.num_iters_warmup:
+    result = LatencyResult(latencies=[], speculation=SpeculationStats())
+    try:
+        for index in range(num_rounds):
+            number = index - workload.num_iters_warmup
+            progress(f"round {number + 1} of {workload.num_iters}" if number >= 0 else "warming up")
             llm.reset_stats()
-        batch = prompts[index * workload.batch_size : (index + 1) * workload.batch_size]
-        start = clock()
-        outputs = llm.generate(batch, sampling, use_tqdm=False)
-        seconds = clock() - start
-        check_outputs(outputs)
-        if is_warm:
-            latencies.append(seconds)
-    return LatencyResult(latencies=latencies, speculation=llm.stats.speculation)
+            batch = prompts[index * workload.batch_size : (index + 1) * workload.batch_size]
+            start = clock()
+            outputs = llm.generate(batch, sampling, use_tqdm=False)
+            seconds = clock() - start
+            check_outputs(outputs)
+            if number >= 0:
+                result.latencies.append(seconds)
+                result.speculation.add(llm.stats.speculation)
+    except KeyboardInterrupt:
+        if not result.latencies:
+            raise
+        raise Interrupted(result, f"{len(result.latencies)} of {workload.num_iters} rounds") from None
+    return result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +167,11 @@ def measure_throughput(
     use_tqdm: bool = False,
     clock: Clock = time.perf_counter,
 ) -> ThroughputResult:
-    """Run all requests, given at once, to their ends."""
+    """Run all requests, given at once, to their ends.
+
+    Raises:
+        Interrupted: Ctrl-C came after the first token.
+    """
     prompts: list[Prompt] = [request.prompt_token_ids for request in requests]
     params = [
         SamplingParams(
@@ -175,7 +185,22 @@ def measure_throughput(
     ]
     llm.reset_stats()
     start = clock()
-    outputs = llm.generate(prompts, params, use_tqdm=use_tqdm)
+    try:
+        outputs = llm.generate(prompts, params, use_tqdm=use_tqdm)
+    except KeyboardInterrupt:
+        elapsed, stats = clock() - start, llm.stats
+        if not stats.num_generation_tokens:
+            raise
+        num_ended = sum(count for reason, count in stats.num_finished.items() if reason != "abort") // workload.n
+        result = ThroughputResult(
+            elapsed_time=elapsed,
+            num_requests=num_ended,
+            num_prompt_tokens=stats.num_prompt_tokens,
+            num_output_tokens=stats.num_generation_tokens,
+            speculation=stats.speculation,
+        )
+        part = f"{num_ended} of {len(requests)} requests, which had ended, and of all tokens that were computed by then"
+        raise Interrupted(result, part) from None
     elapsed = clock() - start
     check_outputs(outputs)
     return ThroughputResult(

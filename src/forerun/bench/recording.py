@@ -1,7 +1,7 @@
 """Texts that a target wrote, with its likeliest tokens at each place: a file of JSON lines, packed if it ends in .gz.
 
 The first line is an object about all texts: "recording" (the format's version, 1), "model", "dtype",
-"kernels", "vocab_size" and "max_tokens". Each further line is a text: "kind", "temperature", "prompt" and
+"kernels", "vocab_size", "max_tokens" and "load_format". Each further line is a text: "kind", "temperature", "prompt" and
 "answer" (token ids), and for each token of the answer the target's likeliest tokens in its place, likeliest
 first: "top" (ids) and "logprobs" (nats, before any sampling rule).
 """
@@ -89,6 +89,7 @@ class RecordingInfo:
     kernels: str
     vocab_size: int
     max_tokens: int
+    load_format: str = "auto"  # of the weights; "dummy": they were made up
 
     def rounded(self, what: str) -> str | None:
         """The format that "weights" or "activations" were rounded to, which the kernels name after it; None: to no other."""
@@ -180,6 +181,7 @@ def record(
         kernels=describe_kernels(llm),
         vocab_size=llm.vocab_size,
         max_tokens=max_tokens,
+        load_format=llm.settings.load_format,
     )
     texts: list[RecordedText] = []
     if unfinished is not None and unfinished.exists():
@@ -275,7 +277,8 @@ def read_recording(path: Path) -> Recording:
             number, first = next(lines, (1, {}))
             if not isinstance(first, dict) or not is_version(first.get("recording"), VERSION):
                 raise ValueError(f'must begin with an object that has "recording": {VERSION}')
-            info = RecordingInfo(**{name: first[name] for name in RecordingInfo.__dataclass_fields__})
+            known = {"load_format": "auto", **first}  # older files do not say
+            info = RecordingInfo(**{name: known[name] for name in RecordingInfo.__dataclass_fields__})
             texts = []
             for number, line in lines:  # noqa: B007 - errors name the line
                 texts.append(RecordedText.from_json(line))

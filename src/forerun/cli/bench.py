@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter, Token
@@ -14,6 +15,7 @@ from rich.table import Table
 from forerun.bench.workloads import LatencyWorkload, ThroughputWorkload
 from forerun.cli import loading
 from forerun.cli.bench_compare import compare
+from forerun.cli.bench_interruption import until_interrupted
 from forerun.cli.bench_replay import replay
 from forerun.cli.bench_serve import serve
 from forerun.cli.options import REPORT, WORKLOAD, EngineOptions, ReportOptions
@@ -91,19 +93,29 @@ def curve(
         sequences: Numbers of sequences of one row each in a pass.
         repeats: Rounds; each measures everything once, the bandwidth too, and medians are shown.
     """
-    from forerun.bench.curve import keep_costs, measure_curve, measure_drafting  # torch: only when it is needed
+    from forerun.bench.curve import check_drafting, keep_costs, measure_curve, measure_drafting  # torch: when needed
 
     llm = loading.load_llm(model, engine)
+    if engine.names_drafter:
+        check_drafting(llm)
     with status() as progress:
-        found = measure_curve(
-            llm, rows=rows, contexts=contexts, sequences=sequences, repeats=repeats, progress=progress
-        )
+        measure = partial(measure_curve, llm, rows=rows, contexts=contexts, sequences=sequences, repeats=repeats)
+        found, is_interrupted = until_interrupted(partial(measure, progress=progress))
         keep_costs(llm, found)
-        progress("drafting")
-        drafting = measure_drafting(llm, found.one_row_milliseconds) if engine.names_drafter else None
+        drafting = None
+        if engine.names_drafter and not is_interrupted:
+            progress("drafting")
+            try:
+                drafting = measure_drafting(llm, found.one_row_milliseconds)
+            except KeyboardInterrupt:
+                print("interrupted: the drafter was not measured", file=sys.stderr)
+                is_interrupted = True
     if not report.json_output:
         _show_curve(found, drafting, Console(highlight=False))
-    report.write({**found.to_json(), "drafting": None if drafting is None else drafting.to_json()})
+    costs = {"drafting": None if drafting is None else drafting.to_json()}
+    report.write({**found.to_json(), **costs, "interrupted": is_interrupted})
+    if is_interrupted:
+        raise KeyboardInterrupt
 
 
 @bench.command
@@ -123,10 +135,12 @@ def latency(
 
     llm = loading.load_llm(model, engine)
     with status() as progress:
-        result = measure_latency(llm, workload, progress=progress)
+        result, is_interrupted = until_interrupted(partial(measure_latency, llm, workload, progress=progress))
     if not report.json_output:
         _show_latency(result, Console(highlight=False))
-    report.write({**result.to_json(), **_circumstances(llm, result.speculation)})
+    report.write({**result.to_json(), **_circumstances(llm, result.speculation), "interrupted": is_interrupted})
+    if is_interrupted:
+        raise KeyboardInterrupt
 
 
 @bench.command
@@ -148,10 +162,13 @@ def throughput(
     exchanges = [] if workload.dataset_path is None else read_conversations(workload.dataset_path)
     llm = loading.load_llm(model, engine)
     requests = make_requests(llm, workload, exchanges)
-    result = measure_throughput(llm, workload, requests, use_tqdm=sys.stderr.isatty())
+    measure = partial(measure_throughput, llm, workload, requests, use_tqdm=sys.stderr.isatty())
+    result, is_interrupted = until_interrupted(measure)
     if not report.json_output:
         _show_throughput(result, Console(highlight=False))
-    report.write({**result.to_json(), **_circumstances(llm, result.speculation)})
+    report.write({**result.to_json(), **_circumstances(llm, result.speculation), "interrupted": is_interrupted})
+    if is_interrupted:
+        raise KeyboardInterrupt
 
 
 def _circumstances(llm: LLM, speculation: SpeculationStats) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +14,7 @@ from rich.text import Text
 
 from forerun.bench.workloads import ComparisonWorkload
 from forerun.cli import loading
+from forerun.cli.bench_interruption import until_interrupted
 from forerun.cli.input_files import Prompt, read_kinds, read_yaml
 from forerun.cli.options import REPORT, WORKLOAD, EngineOptions, ReportOptions, check_picture
 from forerun.cli.output import speculation_json, status
@@ -67,14 +69,17 @@ def compare(
         raise ConfigError(f"prompts: {model} has no tokenizer to read them with; give a folder that holds one")
     token_ids = {kind: [encode_prompt(target.tokenizer, text) for text in texts] for kind, texts in kinds.items()}
     with status() as progress:
-        found = measure_comparison(target, settings, named, token_ids, workload, judge=is_near_tie, progress=progress)
+        measure = partial(measure_comparison, target, settings, named, token_ids, workload, judge=is_near_tie)
+        found, is_interrupted = until_interrupted(partial(measure, progress=progress))
     if not report.json_output:
         _show(found, Console(highlight=False))
-    report.write(as_json(found))
+    report.write({**as_json(found), "interrupted": is_interrupted})
     if picture is not None:
         from forerun.bench.picture import draw_comparison  # matplotlib: only when it is needed
 
         draw_comparison(found, picture)
+    if is_interrupted:
+        raise KeyboardInterrupt
 
 
 def as_json(found: Comparison) -> dict[str, Any]:

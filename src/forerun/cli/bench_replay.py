@@ -173,7 +173,7 @@ def _refuse_other_texts(path: Path, found: Recording, options: RecordingOptions,
     With --model, which would record, what is left out is asked for as by default.
 
     Raises:
-        ConfigError: it is of another model, other prompts, lengths or temperatures, or other number formats.
+        ConfigError: it is of another model, other weights, prompts, lengths or temperatures, or other number formats.
     """
     from forerun.config.settings import DTYPES
 
@@ -183,6 +183,7 @@ def _refuse_other_texts(path: Path, found: Recording, options: RecordingOptions,
         "--dtype": found.info.dtype,
         "--quantization": found.info.rounded("weights"),
         "--activation-dtype": found.info.rounded("activations"),
+        "--load-format": found.info.load_format,
         "--prompts": {kind: len(of_kind) for kind, of_kind in found.prompts.items()},
         "--max-tokens": found.info.max_tokens,
         "--temperatures": temperatures,
@@ -196,6 +197,7 @@ def _refuse_other_texts(path: Path, found: Recording, options: RecordingOptions,
         else str(DTYPES.get(engine.dtype, engine.dtype)).removeprefix("torch."),
         "--quantization": engine.quantization,
         "--activation-dtype": None if engine.activation_dtype == "auto" else engine.activation_dtype,
+        "--load-format": None if engine.load_format == "auto" else engine.load_format,
         "--prompts": None if options.prompts is None else prompts,
         "--max-tokens": options.max_tokens,
         "--temperatures": options.temperatures,
@@ -203,6 +205,7 @@ def _refuse_other_texts(path: Path, found: Recording, options: RecordingOptions,
     usual: dict[str, object] = {
         "--quantization": None,
         "--activation-dtype": None,
+        "--load-format": "auto",
         "--prompts": prompts,
         "--max-tokens": MAX_TOKENS,
         "--temperatures": TEMPERATURES,

@@ -3,28 +3,47 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Group, Parameter, Token
 
 import forerun
+from forerun.core.writable import check_writable_file
+from forerun.errors import ConfigError
 
 if TYPE_CHECKING:
     from forerun import SamplingParams
-from importlib.util import find_spec
-from pathlib import Path
-
-from forerun.core.writable import check_writable_file
-from forerun.errors import ConfigError
 
 SPECULATIVE_OPTIONS = ("speculative_config", "speculative_model", "speculative_method", "num_speculative_tokens")
 DEFAULT_SPECULATION = "default"
 PICTURE_FORMATS = (".png", ".svg", ".pdf")
+SECONDS_PER_UNIT = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 JsonFlag = Annotated[bool, Parameter(name="--json", negative=(), show_default=False)]
 """Print one line of JSON for machines, and nothing else, on standard output."""
+
+
+def parse_duration(_hint: type[Any], tokens: Sequence[Token]) -> float:
+    """Parse a duration such as 90s, 10m or 1h30m to seconds.
+
+    Raises:
+        ValueError: it is none, or 0.
+    """
+    text = tokens[-1].value
+    parts = re.findall(r"(\d+(?:\.\d+)?)([smhd])", text)
+    seconds = sum(float(number) * SECONDS_PER_UNIT[unit] for number, unit in parts)
+    if "".join(map("".join, parts)) != text or not seconds:
+        raise ValueError(f"got {text!r}; must be a time above 0 with its units, e.g. 90s, 10m or 1h30m")
+    return seconds
+
+
+Duration = Annotated[float | None, Parameter(converter=parse_duration, n_tokens=1, negative=())]
+"""A time with its units, in seconds."""
 
 
 def parse_object(_hint: type[Any], tokens: Sequence[Token] | Mapping[str, Sequence[Token]]) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import Group, Parameter, Token
+from cyclopts import Group, Parameter
 from rich.console import Console
 from rich.table import Table
 
@@ -22,7 +21,7 @@ from forerun.cli.bench import parse_numbers
 from forerun.cli.bench_compare import read_configs
 from forerun.cli.command import command
 from forerun.cli.input_files import Prompt, read_kinds
-from forerun.cli.options import SPECULATIVE_OPTIONS, EngineOptions, JsonFlag
+from forerun.cli.options import SPECULATIVE_OPTIONS, Duration, EngineOptions, JsonFlag
 from forerun.cli.output import bar, resumable
 from forerun.errors import ConfigError
 from forerun.plan.profile import PROFILE_FILE, SERVERS_KERNELS
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from forerun.models.base import LoadedTarget
     from forerun.plan.profile import Profile
 
-SECONDS_PER_UNIT = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 STARTED_WITH = ("max_num_seqs", "max_num_batched_tokens", "dtype", "quantization", "tensor_parallel_size")
 """Engine options that say how a server was started, besides those of speculation."""
@@ -46,21 +44,7 @@ DEFAULT_CONFIGS: dict[str, dict[str, Any]] = {
 """What is profiled without --configs: drafters that need no files."""
 
 
-def parse_duration(_hint: type[Any], tokens: Sequence[Token]) -> float:
-    """Read a time with its unit: s, m or h.
-
-    Raises:
-        ValueError: it is no such time.
-    """
-    text = tokens[0].value
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text)
-    if found is None or not float(found[1]):
-        raise ValueError(f"got {text!r}; must be a time above 0 with its unit, e.g. 60s, 10m or 1h")
-    return float(found[1]) * SECONDS_PER_UNIT[found[2]]
-
-
 Numbers = Annotated[tuple[int, ...] | None, Parameter(converter=parse_numbers, n_tokens=1, negative=())]
-Duration = Annotated[float | None, Parameter(converter=parse_duration, n_tokens=1, negative=())]
 
 
 @Parameter(name="*", group=Group("Grid", sort_key=1))
@@ -186,6 +170,10 @@ def profile(
         raise ConfigError("--speculative-config: profile takes configurations from --configs; write this one there")
     if engine.kv_transfer_config is not None:
         raise ConfigError("--kv-transfer-config: profile saves no hidden states; leave it out")
+    if engine.seed != ENGINE.seed:
+        raise ConfigError(
+            "--seed: a profile's answers are drawn by the numbers of their prompts as seeds; leave it out"
+        )
     folder = _default_folder(model) if output_dir is None else output_dir
     check_folder(folder, overwrite=overwrite, goes_on=server.merge is None)
     interruptible = resumable(lambda: is_begun(folder), without="--overwrite" if overwrite else None)

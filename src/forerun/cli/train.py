@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from forerun.cli import loading
 from forerun.cli.command import command
-from forerun.cli.options import JsonFlag
+from forerun.cli.options import Duration, JsonFlag
 from forerun.cli.output import resumable
 from forerun.train.torch_environment import set_torch_environment
 
@@ -27,21 +26,8 @@ if TYPE_CHECKING:
     from forerun.train.measuring import Measurement
     from forerun.train.run import Report, StageReport
 
-UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 Flag = Annotated[bool, Parameter(negative=())]
-
-
-def parse_duration(_hint: type[float], tokens: Sequence[object]) -> float:
-    """Parse a duration such as 3h, 90m or 1h30m to seconds.
-
-    Raises:
-        ValueError: it is none.
-    """
-    text = str(getattr(tokens[0], "value", tokens[0]))
-    if not re.fullmatch(r"(\d+(\.\d+)?[smhd])+", text):
-        raise ValueError(f"got {text!r}; write e.g. 3h, 90m or 1h30m")
-    return sum(float(number) * UNITS[unit] for number, _, unit in re.findall(r"(\d+(\.\d+)?)([smhd])", text))
 
 
 @Parameter(name="*")
@@ -61,7 +47,7 @@ class TrainingOptions:
     """A --pools-folder of a server, or a file of "forerun pools export": trained on its past answers instead of new texts."""
     begin_with: Path | None = None
     """A head of this command for this model, which is trained further on new texts; its draft vocabulary stays."""
-    budget: Annotated[float | None, Parameter(converter=parse_duration)] = None
+    budget: Duration = None
     """Time that all may take, e.g. 3h or 90m."""
     epochs: float | None = None
     """Times that each text is trained on; by default as often as there is time for."""

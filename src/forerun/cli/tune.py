@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -136,8 +137,12 @@ def tune(
         forerun serve --config tuned/serve.yaml
         forerun emit --plan tuned --to compose --output launch
     """
-    from forerun.bench.machine import describe_machine  # torch: only when it is needed
-    from forerun.bench.tuning.folder import REPORT_FILE, SERVE_FILE, TuningFolder, write
+    from forerun.bench.tuning.folder import (
+        REPORT_FILE,
+        SERVE_FILE,
+        TuningFolder,
+        write,
+    )  # torch: only when it is needed
     from forerun.bench.tuning.step_times import check_profile
     from forerun.bench.tuning.tuner import Tuner
     from forerun.plan.profile import Profile
@@ -157,12 +162,11 @@ def tune(
         known.check_fits(model=model)  # the rest when it is loaded
     settings, target = _settings(model, prompts, workload, search, engine)
     targets[engine.quantization] = target
-    machine = describe_machine(target.model.device).partition("; ")[0]
     if known is not None:
         check_profile(known, settings.engine, settings.space.quantizations, load_target)
-    folder = TuningFolder(output, _identity(settings, machine, search.profile), begins=not dry_run)
+    folder = TuningFolder(output, _identity(settings, target, search.profile), begins=not dry_run)
     console = Console(stderr=True, highlight=False)
-    with resumable(lambda: not dry_run), status() as progress:
+    with nullcontext() if dry_run else folder.held(), resumable(lambda: not dry_run), status() as progress:
         tuner = Tuner(settings=settings, folder=folder, load_target=load_target, progress=progress, profile=known)
         if dry_run or not folder.seconds():
             estimate = tuner.estimate()
@@ -295,14 +299,18 @@ def _limits(load: OfferedLoad, search: SearchOptions, engine: EngineOptions) -> 
     return found
 
 
-def _identity(settings: TuningSettings, machine: str, profile: Path | None) -> dict[str, Any]:
+def _identity(settings: TuningSettings, target: LoadedTarget, profile: Path | None) -> dict[str, Any]:
     """What a tuning is of: a folder goes on only with the same."""
-    workload, engine = settings.workload, settings.engine
+    from forerun.bench.machine import describe_machine  # torch: only when it is needed
+
+    workload, engine, kernels = settings.workload, settings.engine, target.kernels
     prompts = hashlib.sha256(json.dumps([*workload.prompts]).encode()).hexdigest()[:16]
     return {
         "forerun": forerun.__version__,
         "model": engine.model,
-        "machine": machine,
+        "fingerprint": target.fingerprint()[:16],
+        "machine": describe_machine(target.model.device).partition("; ")[0],
+        "kernels": None if kernels is None else f"{kernels.level}, {kernels.num_threads} threads",
         "engine": {one.name: str(getattr(engine, one.name)) for one in fields(engine) if one.name not in OF_THE_SPACE},
         "profile": None if profile is None else hashlib.sha256((profile / PROFILE_FILE).read_bytes()).hexdigest()[:16],
         "prompts": f"{len(workload.prompts)} prompts, {prompts}",

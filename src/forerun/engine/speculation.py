@@ -78,8 +78,47 @@ class SpeculationControl(Protocol):
         ...
 
 
+class VerifiesWholeDrafts:
+    """What those controls have in common that verify all that is drafted, whatever comes of it."""
+
+    __slots__ = ()
+
+    @property
+    def min_survival(self) -> float:
+        """Zero: a length says it all."""
+        return 0.0
+
+    def limit_of(
+        self,
+        sequence: SpeculationStats,  # noqa: ARG002 - the signature is that of all controls
+        limit: int,
+        *,
+        num_verifying: int,  # noqa: ARG002
+    ) -> int:
+        """`limit`, whatever the sequence's drafts have come to."""
+        return limit
+
+    def choose(
+        self,
+        drafts: Sequence[Draft],
+        *,
+        num_rows: int,  # noqa: ARG002
+        num_sequences: int,  # noqa: ARG002
+        num_context_tokens: int,  # noqa: ARG002
+    ) -> list[int]:
+        """All of each draft."""
+        return [len(draft.token_ids) for draft in drafts]
+
+    def observe(self, record: StepRecord) -> None:
+        """Nothing to learn: lengths are given."""
+
+    def report(self) -> SpeculationReport | None:
+        """None: nothing is chosen."""
+        return None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FixedLength:
+class FixedLength(VerifiesWholeDrafts):
     """A fixed K, or a K by batch size.
 
     Gaps in the schedule and sizes past its end keep the K of the entry before (vLLM's rule).
@@ -97,39 +136,6 @@ class FixedLength:
             chosen = min(num_tokens, self.num_speculative_tokens)
         return chosen
 
-    @property
-    def min_survival(self) -> float:
-        """Zero: K says it all."""
-        return 0.0
-
     def draft_limit(self, batch_size: int) -> int:
         """K."""
         return self.tokens_at(batch_size) if self.schedule else self.num_speculative_tokens
-
-    def limit_of(
-        self,
-        sequence: SpeculationStats,  # noqa: ARG002 - the signature is that of all controls
-        limit: int,
-        *,
-        num_verifying: int,  # noqa: ARG002
-    ) -> int:
-        """`limit`: K does not depend on what drafts come to."""
-        return limit
-
-    def choose(
-        self,
-        drafts: Sequence[Draft],
-        *,
-        num_rows: int,  # noqa: ARG002 - the signature is that of all controls
-        num_sequences: int,  # noqa: ARG002
-        num_context_tokens: int,  # noqa: ARG002
-    ) -> list[int]:
-        """All of each draft."""
-        return [len(draft.token_ids) for draft in drafts]
-
-    def observe(self, record: StepRecord) -> None:
-        """Nothing to learn: the length is fixed."""
-
-    def report(self) -> SpeculationReport | None:
-        """None: nothing is chosen."""
-        return None

@@ -9,8 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
+from forerun.core.held_folder import held_folder
 from forerun.errors import ConfigError
 from forerun.train.measuring import Measurement
 from forerun.train.packaging import unfinished, write_text
@@ -78,22 +77,12 @@ class RunFolder:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Hold the folder, as it is now, for this process alone: two that went on at once would spoil each other's files.
+        """Hold the folder, as it is now, for this process alone.
 
         Raises:
             ConfigError: another process goes on with the run.
         """
-        try:
-            lock = FileLock(self.work / "lock").acquire(timeout=0)
-        except Timeout:
-            raise ConfigError(
-                f"--output: another process goes on with the run in {self.output}; wait for it, or give another folder"
-            ) from None
-        except OSError as error:
-            raise ConfigError(
-                f"--output: cannot write in {self.work} ({error}); give a place that can be written"
-            ) from error
-        with lock:
+        with held_folder(self.work, "--output", f"goes on with the run in {self.output}"):
             self.progress = self._load()
             yield
 

@@ -10,13 +10,16 @@ import numpy as np
 import pytest
 
 from forerun.bench.profiling import step_sweep
-from forerun.bench.profiling.stages import PAGE_FILE, digest, open_stages
+from forerun.bench.profiling.profiler import Profiler
+from forerun.bench.profiling.stages import PAGE_FILE, digest, held_stages, open_stages
 from forerun.errors import ConfigError, ForerunError
+from forerun.models.base import LoadedTarget
 from forerun.plan.dynamo_files import DECODE_FILE, DECODE_KEYS, MOCKER_KEYS, PREFILL_FILE, PREFILL_KEYS, read_arrays
 from forerun.plan.profile import Profile
 from forerun.plan.simulation.profiled import profiled_engine, recorded_requests
 from forerun.plan.step_times import StepTimeModel
 from tests.bench.profiling.tiny import GRID, NGRAM, draft_model, profiler, settings
+from tests.engines import VOCAB_SIZE
 from tests.plan.profiles import WEIGHTS
 
 
@@ -279,3 +282,63 @@ def test_stages_of_other_prompts_weights_memory_or_processes_are_not_taken(
 def test_what_cannot_be_profiled_is_refused(tmp_path: Path, changes: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         profiler(tmp_path, **changes)
+
+
+def answering_in_a_word(measuring: Profiler) -> Profiler:
+    """The same profile of a model that ends each answer with its first token."""
+    return replace(measuring, target=replace(measuring.target, eos_token_ids=frozenset(range(VOCAB_SIZE))))
+
+
+def test_answers_too_short_for_any_draft_are_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    measuring = answering_in_a_word(profiler(tmp_path / "p"))
+    with pytest.raises(
+        ConfigError, match="answers each of them in fewer than 3 tokens, by which no draft can be judged"
+    ):
+        measuring.run()
+    assert not (tmp_path / "p").exists()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"configs": {}},
+        {
+            "configs": {"drawn": draft_model(draft_sample_method="probabilistic", rejection_sample_method="standard")},
+            "temperature": 1.0,
+        },
+    ],
+    ids=["nobody drafts", "drafts are judged in an engine"],
+)
+def test_short_answers_do_where_no_draft_is_judged_by_them(tmp_path: Path, changes: dict[str, object]) -> None:
+    measuring = answering_in_a_word(profiler(tmp_path, **changes))
+    measuring._check_answers(measuring._sweep_engine(), GRID)
+
+
+def test_a_profile_of_made_up_weights_says_so(folder: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    grid = replace(GRID, rounds=1, num_texts=1, max_tokens=8)
+    measuring = profiler(tmp_path / "p", settings=replace(settings(), load_format="dummy"), grid=grid, configs={})
+    measuring.announce = said.append
+    assert "the weights were made up" in measuring.run().conditions["weights"]
+    assert said[-1].startswith("warning: the weights were made up")
+    assert Profile.load(folder).conditions["weights"] is None
+
+
+def test_stages_of_another_model_of_the_same_name_are_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = profiler(tmp_path)
+    open_stages(tmp_path, first._identity(first._sweep_engine(), GRID))
+    monkeypatch.setattr(LoadedTarget, "fingerprint", lambda _: "trained further")
+    with pytest.raises(ConfigError, match="another fingerprint "):
+        profiler(tmp_path).run()
+
+
+def test_a_profile_is_measured_in_one_process_at_a_time(tmp_path: Path) -> None:
+    grid = replace(GRID, rounds=1, num_texts=1, max_tokens=8)
+    first = profiler(tmp_path / "p", grid=grid, configs={})
+    with held_stages(tmp_path / "p", first._identity(first._sweep_engine(), grid)):
+        for again in (first, replace(first, overwrite=True)):
+            with pytest.raises(ConfigError, match="another process measures into"):
+                again.run()
+    first.run()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,9 +16,12 @@ pytest.importorskip("aiohttp")
 
 import aiohttp
 
+from forerun.bench.load import client
 from forerun.bench.load.answer import Answer, Chunk, LoadRequest
+from forerun.bench.profiling import server_profiler
 from forerun.bench.profiling.grid import ProfileGrid
 from forerun.bench.profiling.server_profiler import ServerTask, mean_step, profile_server
+from forerun.core.held_folder import held_folder
 from forerun.errors import ConfigError
 from forerun.plan.deployment_plan import DeploymentPlan
 from forerun.plan.deployment_planner import PlanningOptions, plan_deployment
@@ -28,7 +33,8 @@ from forerun.plan.merged_profile import merged_profile
 from forerun.plan.profile import Profile
 from forerun.plan.simulation.profiled import profiled_engine
 from forerun.plan.sla import Sla
-from tests.bench.load.fake_server import Script, serving
+from tests.bench.load import fake_server
+from tests.bench.load.fake_server import Script
 from tests.contract.drafters import NGRAM
 from tests.plan.profiles import fake_profile
 from tests.server.served import chat_llm, served
@@ -44,6 +50,25 @@ GRID = ProfileGrid(
 )
 
 SUFFIX = {"method": "suffix", "num_speculative_tokens": 3}
+
+
+@contextmanager
+def serving(script: Script) -> Iterator[Script]:
+    """The fake server, whose chunks the client sees at the script's own times, however busy the cores are."""
+
+    async def ask_steadily(
+        session: aiohttp.ClientSession, endpoint: client.Endpoint, request: LoadRequest, request_id: str
+    ) -> Answer:
+        answer = await client.ask(session, endpoint, request, request_id)
+        answer.started, reading = 0.0, 1e-4 * len(request.prompt)
+        answer.chunks = [
+            chunk._replace(seconds=reading + script.delay * number) for number, chunk in enumerate(answer.chunks, 1)
+        ]
+        return answer
+
+    with fake_server.serving(script), pytest.MonkeyPatch.context() as patched:
+        patched.setattr(server_profiler, "ask", ask_steadily)
+        yield script
 
 
 def task(script: Script, **changes: object) -> ServerTask:
@@ -71,6 +96,9 @@ def test_a_servers_profile_has_its_steps_and_the_fate_of_its_drafts(tmp_path: Pa
     assert found.step_times.measured is not None
     assert found.step_times.measured.sequences == 3
     assert len(read_arrays(tmp_path / "p" / DECODE_FILE, DECODE_KEYS)["z_itl"]) == 3
+    steps = [*csv.DictReader((tmp_path / "p" / "sweep.csv").open())]
+    seconds = [float(step["seconds"]) for step in steps if step["sweep"] == "decode"]
+    assert seconds == pytest.approx([script.delay] * 6), "three batches in each of two rounds"
 
 
 def test_a_class_that_the_server_drafts_nothing_for_counts_as_one_where_nothing_stands(tmp_path: Path) -> None:
@@ -248,6 +276,14 @@ def test_what_of_a_grid_the_server_has_no_room_for_is_said(tmp_path: Path) -> No
         wide = replace(GRID, rounds=1, num_sequences=(1, 2, 3, 4, 9))
         profile_server(task(script, grid=wide), tmp_path / "p", announce=said.append)
     assert any("no room for num_sequences 9" in line for line in said)
+
+
+def test_a_server_is_measured_into_a_folder_by_one_process_at_a_time(tmp_path: Path) -> None:
+    (tmp_path / "p").mkdir()
+    with serving(Script(chunks=[2] * 6, delay=0.001, usage="continuous")) as script:
+        with held_folder(tmp_path / "p", "--output-dir", "works"), pytest.raises(ConfigError, match="another process"):
+            profile_server(task(script), tmp_path / "p")
+        profile_server(task(script), tmp_path / "p")
 
 
 def test_a_failing_request_keeps_what_was_measured(tmp_path: Path) -> None:

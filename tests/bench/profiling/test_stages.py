@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from forerun.bench.profiling.stages import check_folder, open_stages
+from forerun.bench.profiling.stages import check_folder, held_stages, open_stages
 from forerun.bench.profiling.step_sweep import RoundResult
 from forerun.errors import ConfigError
 
@@ -104,3 +104,22 @@ def test_a_damaged_stage_says_what_to_delete(tmp_path: Path) -> None:
     (stages.path("identity")).write_text("{")
     with pytest.raises(ConfigError, match=r"identity\.json is damaged"):
         open_stages(tmp_path, {})
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_profile_that_another_process_measures_is_left_alone(tmp_path: Path, *, overwrite: bool) -> None:
+    refused = pytest.raises(ConfigError, match=r"another process measures into .*; wait for it, or give another folder")
+    with held_stages(tmp_path / "p", {"model": "a"}) as stages:
+        stages.keep("round-0", {})
+        with refused, held_stages(tmp_path / "p", {"model": "a"}, overwrite=overwrite):
+            pass
+        assert stages.names() == ["round-0"]
+    with held_stages(tmp_path / "p", {"model": "a"}, overwrite=overwrite) as stages:
+        assert stages.names() == ([] if overwrite else ["round-0"])
+
+
+def test_what_is_refused_anyway_leaves_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("mine")
+    with pytest.raises(ConfigError, match="has other files"), held_stages(tmp_path, {}):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]

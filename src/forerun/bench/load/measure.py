@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -70,7 +71,7 @@ async def find_model(base_url: str, headers: dict[str, str], *, model: str | Non
 async def measure(load: Load, meter: EnergyMeter, bar: Bar) -> Measurement:
     """Warm the server up and load it, and read its counters of drafts before and after.
 
-    Ctrl-C while it is loaded ends the run early: see `Sender.send`.
+    Ctrl-C from then on ends the run early: see `Sender.send`.
     """
     connector = aiohttp.TCPConnector(limit=load.traffic.max_concurrency or 0, keepalive_timeout=60)
     async with aiohttp.ClientSession(connector=connector, timeout=TIMEOUT) as session:
@@ -90,7 +91,7 @@ async def measure(load: Load, meter: EnergyMeter, bar: Bar) -> Measurement:
         with meter, bar() as on_answer:
             run = await make_sender(on_answer=on_answer).send(load.requests)
         cpu_seconds = time.process_time() - cpu_seconds
-        after = await server.draft_counts()
+        after = await _counts_after(run, server)
     return Measurement(
         run=run,
         started=started,
@@ -99,6 +100,19 @@ async def measure(load: Load, meter: EnergyMeter, bar: Bar) -> Measurement:
         client_cpu_seconds=cpu_seconds,
         server_version=version,
     )
+
+
+async def _counts_after(run: Run, server: Server) -> DraftCounts | None:
+    """The server's counts of drafts after a run; Ctrl-C, if it is the first, ends the wait for them and not the run."""
+    try:
+        return await server.draft_counts()
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or run.is_interrupted:
+            raise
+        task.uncancel()
+        run.is_interrupted = True
+        return None
 
 
 def count_tokens(run: Run, encode: Callable[[], Callable[[str], list[int]]]) -> None:

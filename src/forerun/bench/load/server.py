@@ -75,7 +75,7 @@ class Server:
         Raises:
             ConfigError: the server lists no model.
         """
-        text = await self._page("/v1/models")
+        text = await self.page("/v1/models")
         try:
             model = json.loads(text or "")["data"][0]
             return ServedModel(str(model["id"]), str(model.get("root") or model["id"]))
@@ -87,15 +87,15 @@ class Server:
 
     async def version(self) -> str | None:
         """The text of `/version`, or None if there is no such page."""
-        text = await self._page("/version")
+        text = await self.page("/version")
         return None if text is None else text[:200]
 
     async def draft_counts(self) -> DraftCounts | None:
         """The counts of drafts in `/metrics`, or None if there are none."""
-        text = await self._page("/metrics")
+        text = await self.page("/metrics")
         return None if text is None else count_drafts(text)
 
-    async def _page(self, path: str) -> str | None:
+    async def page(self, path: str) -> str | None:
         """A page's text, or None if there is no such page."""
         try:
             async with self._get(path) as response:

@@ -11,10 +11,9 @@ from typing import Any
 from forerun.bench.passes import RandomSequences
 from forerun.core.draft import Draft
 from forerun.core.sequence import Sequence as TokenSequence
-from forerun.core.stats import SpeculationStats
-from forerun.core.step import EndedSequence, ReadyResult, SequenceSpec, StepPlan, StepRecord
+from forerun.core.step import EndedSequence, ReadyResult, SequenceSpec, StepPlan
 from forerun.drafters.base import DraftContext, TargetInfo
-from forerun.engine.speculation import SpeculationReport
+from forerun.engine.speculation import VerifiesWholeDrafts
 from forerun.executor.base import Executor
 from forerun.kv.block_pool import BlockPool
 from forerun.kv.prefix_cache import block_digests, root_digest
@@ -47,7 +46,7 @@ def filling_config(longest: int) -> dict[str, Any] | None:
 
 
 @dataclass(slots=True)
-class LengthsInTurn:
+class LengthsInTurn(VerifiesWholeDrafts):
     """A `SpeculationControl` that drafts each of several lengths in turn."""
 
     lengths: Sequence[int]
@@ -58,44 +57,11 @@ class LengthsInTurn:
         """The longest."""
         return max(self.lengths)
 
-    @property
-    def min_survival(self) -> float:
-        """Zero: lengths say it all."""
-        return 0.0
-
     def draft_limit(self, batch_size: int) -> int:  # noqa: ARG002 - the signature is that of all controls
         """The next length."""
         length = self.lengths[self._next % len(self.lengths)]
         self._next += 1
         return length
-
-    def limit_of(
-        self,
-        sequence: SpeculationStats,  # noqa: ARG002
-        limit: int,
-        *,
-        num_verifying: int,  # noqa: ARG002
-    ) -> int:
-        """`limit`."""
-        return limit
-
-    def choose(
-        self,
-        drafts: Sequence[Draft],
-        *,
-        num_rows: int,  # noqa: ARG002
-        num_sequences: int,  # noqa: ARG002
-        num_context_tokens: int,  # noqa: ARG002
-    ) -> list[int]:
-        """All of each draft."""
-        return [len(draft.token_ids) for draft in drafts]
-
-    def observe(self, record: StepRecord) -> None:
-        """Nothing to learn: lengths are given."""
-
-    def report(self) -> SpeculationReport | None:
-        """None: nothing is chosen."""
-        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from forerun.bench.profiling.stages import PAGE_FILE, SWEEP_FILE
-from forerun.bench.profiling.step_sweep import DECODE, MeasuredStep, RoundResult, write_sweep
+from forerun.bench.profiling.step_sweep import Cells, RoundResult, step_medians, write_sweep
 from forerun.errors import ConfigError
 from forerun.plan.dynamo_files import (
     DECODE_FILE,
@@ -97,21 +97,6 @@ def prefill_points(rounds: Sequence[RoundResult]) -> list[PrefillPoint]:
     return [
         PrefillPoint(isl=isl, ttft_seconds=statistics.median(seconds)) for isl, seconds in sorted(by_length.items())
     ]
-
-
-Cells = dict[tuple[int, int, int], float]
-"""(sequences, context, draft length) -> median seconds of a step, drafting left out."""
-
-
-def step_medians(steps: Sequence[MeasuredStep], *, draft_length: int | None = None) -> Cells:
-    """Median seconds of the steps in which all sequences decoded, by the mean length of their drafts, or as of one length."""
-    found: dict[tuple[int, int, int], list[float]] = {}
-    for step in steps:
-        sample = step.sample
-        if step.sweep == DECODE and sample.num_sequences == step.num_sequences:
-            length = round(sample.num_draft_tokens / step.num_sequences) if draft_length is None else draft_length
-            found.setdefault((step.num_sequences, step.context, length), []).append(sample.seconds)
-    return {cell: statistics.median(seconds) for cell, seconds in sorted(found.items())}
 
 
 def decode_points(profile: Profile, cells: Cells, name: str | None, length: int) -> list[DecodePoint]:

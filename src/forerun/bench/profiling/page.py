@@ -12,8 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
-from forerun.bench.profiling.output import Cells
-from forerun.bench.profiling.step_sweep import MeasuredStep
+from forerun.bench.profiling.step_sweep import Cells, MeasuredStep
 from forerun.plan.dynamo_files import PrefillPoint
 from forerun.plan.profile import Profile
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import forerun
 from forerun.bench.compare import make_engine
@@ -24,20 +24,24 @@ from forerun.bench.instruments import (
     read_by_torch,
 )
 from forerun.bench.machine import describe_kernels, describe_machine
+from forerun.bench.offline import check_outputs
 from forerun.bench.passes import PassBytes
-from forerun.bench.profiling.drafting import measure_drafting_cost, measure_live
 from forerun.bench.profiling.filling import filling_config
 from forerun.bench.profiling.grid import DRAFTING_TOKENS, GRIDS, NUM_WARMUP_ROUNDS, ROUGH_GRID, ProfileGrid
+from forerun.bench.profiling.measured_drafter import (
+    CHECKED_TOKENS,
+    DrafterMeasurement,
+    MeasuredDrafter,
+    drafter_stage,
+)
 from forerun.bench.profiling.output import write_outputs
-from forerun.bench.profiling.stages import RECORDING_FILE, Stages, begun_identity, digest, open_stages
+from forerun.bench.profiling.stages import RECORDING_FILE, Stages, begun_identity, digest, held_stages
 from forerun.bench.profiling.step_sweep import RoundResult, level_rounds, step_sweep
-from forerun.bench.profiling.traces import step_seconds_of_texts, trace_drafts
 from forerun.bench.recording import Recording, read_recording, record, write_recording
 from forerun.bench.replay import drafts_from_text
-from forerun.config.kv_memory import feature_widths
 from forerun.config.settings import EngineSettings
 from forerun.config.speculative_config import resolve_speculative
-from forerun.drafters.base import KeepsKV
+from forerun.core.sampling_params import SamplingParams
 from forerun.errors import ConfigError
 from forerun.executor.device import DeviceExecutor
 from forerun.kv.cache import bytes_per_block
@@ -45,15 +49,14 @@ from forerun.llm import LLM
 from forerun.models.base import LoadedTarget
 from forerun.models.decoder import Decoder
 from forerun.plan.acceptance import AcceptanceProfile
-from forerun.plan.draft_trace import DraftTrace
-from forerun.plan.profile import TRACES_FOLDER, Profile
-from forerun.plan.step_times import DraftingCost, StepTimeModel
+from forerun.plan.profile import Profile
+from forerun.plan.step_times import StepTimeModel
 
 ROUGH_ROUND = -2  # its number; warming up is -1
 REST_SECONDS = 2.0
 SECONDS_TO_FINISH = 3.0  # engines are made, files written, pictures drawn
 RECORDED_AT_ONCE = 8
-CHECKED_TOKENS = 64  # room for these is enough to make an engine
+LEAST_ANSWER = 3  # tokens: the prompt's own step writes the first, and behind a draft of one the target adds another
 OF_KV_MEMORY = ("model", "quantization", "block_size", "tensor_parallel_size", "gpu_memory_utilization")
 """Settings that the bytes of a KV block, and how many there may be, go by."""
 
@@ -63,6 +66,12 @@ STEPS_ALONE = (
     "that simulations and plans compute of them"
 )
 """Of an engine whose steps are the device's: what its profile does not know."""
+
+MADE_UP = (
+    "the weights were made up (load_format dummy): step times are those of the model, but its texts are not, so what stands "
+    "of drafts says nothing of the real one"
+)
+"""Of a model without its weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,31 +141,52 @@ class Profiler:
         times = self._rough_times(llm)
         grid = self._grid(llm, times)
         self._check_prompts(grid)
-        stages = open_stages(self.folder, self._identity(llm, grid), overwrite=self.overwrite, started=started)
-        num_ended = len(stages.names())
-        if num_ended:
-            self.announce(f"{self.folder} has {num_ended} finished stage(s); going on from there")
-        of_rounds, of_texts = grid.seconds_of_rounds(times), self._text_seconds(grid, times)
-        work = Work(of_rounds + of_texts, self.advance)
-        rounds = self._rounds(llm, grid, stages, work, seconds=of_rounds)
-        limits, timing = _limits(llm, self.target), STEPS_ALONE if isinstance(llm.executor, DeviceExecutor) else None
-        del llm  # its KV memory
-        part = of_texts / (1 + len(self.task.configs))
-        recording = self._recording(grid, stages)
-        work.add(part)
-        profile = self._profile(rounds, grid, limits, recording, stages, lambda: work.add(part), timing=timing)
-        if not write_outputs(profile, rounds, self.folder):
-            self.announce("there is no page of plots, as matplotlib is not installed; pip install 'forerun[bench]'")
-        profile.save(self.folder)  # last: a folder with profile.json is whole
-        if timing is not None:
-            self.announce(f"warning: {timing}")
+        self._check_answers(llm, grid)
+        identity = self._identity(llm, grid)
+        with held_stages(self.folder, identity, overwrite=self.overwrite, started=started) as stages:
+            num_ended = len(stages.names())
+            if num_ended:
+                self.announce(f"{self.folder} has {num_ended} finished stage(s); going on from there")
+            of_rounds, of_texts = grid.seconds_of_rounds(times), self._text_seconds(grid, times)
+            work = Work(of_rounds + of_texts, self.advance)
+            rounds = self._rounds(llm, grid, stages, work, seconds=of_rounds)
+            limits, notes = _limits(llm, self.target), self._notes(llm)
+            del llm  # its KV memory
+            part = of_texts / (1 + len(self.task.configs))
+            recording = self._recording(grid, stages)
+            work.add(part)
+            step_times = StepTimeModel.fit(level_rounds(rounds))
+            measurement = DrafterMeasurement(
+                target=self.target,
+                settings=self.task.settings,
+                recording=recording,
+                step_times=step_times,
+                folder=self.folder,
+                progress=self.progress,
+                clock=self.clock,
+            )
+            drafters = self._drafters(measurement, stages, lambda: work.add(part))
+            conditions = self._conditions(grid, rounds) | notes
+            conditions |= {"num_texts": len(recording.texts), "seconds": round(stages.seconds, 1)}
+            profile = self._profile(limits, rounds, step_times, drafters, conditions)
+            if not write_outputs(profile, rounds, self.folder):
+                self.announce("there is no page of plots, as matplotlib is not installed; pip install 'forerun[bench]'")
+            profile.save(self.folder)  # last: a folder with profile.json is whole
+        for note in notes.values():
+            if note is not None:
+                self.announce(f"warning: {note}")
         return profile
+
+    def _begun(self) -> dict[str, Any] | None:
+        """What the profile that this one goes on with depends on; None where it begins."""
+        return None if self.overwrite else begun_identity(self.folder)
 
     def _settings_as_begun(self) -> EngineSettings:
         """The settings, with as much KV memory as the profile that was begun had, where they leave it to what is free."""
         settings = self.task.settings
-        is_given = settings.num_gpu_blocks_override is not None or settings.kv_cache_memory_bytes is not None
-        begun = None if self.overwrite or is_given else begun_identity(self.folder)
+        if settings.num_gpu_blocks_override is not None or settings.kv_cache_memory_bytes is not None:
+            return settings
+        begun = self._begun()
         if begun is None or any(begun.get(name) != getattr(settings, name) for name in OF_KV_MEMORY):
             return settings
         num_blocks = begun.get("num_blocks")
@@ -166,7 +196,7 @@ class Profiler:
         """Make each drafter that is still to be measured, so that what is wrong is said before hours of measuring."""
         begun = Stages(self.folder)
         for name, config in self.task.configs.items():
-            if self.overwrite or not begun.path(_drafter_stage(name)).exists():
+            if self.overwrite or not begun.path(drafter_stage(name)).exists():
                 self.progress(f"looking at {name}")
                 make_engine(name, self.target, self.task.settings, config, num_sequences=1, longest=CHECKED_TOKENS)
 
@@ -180,6 +210,30 @@ class Profiler:
                         f"prompts: prompt {number} of {kind!r} has {len(ids)} tokens, and its answer {num_tokens}; the model "
                         f"allows at most {room} in sum: shorten it or leave it out, or ask for fewer max_tokens"
                     )
+
+    def _check_answers(self, llm: LLM, grid: ProfileGrid) -> None:
+        """Refuse prompts that are all answered in so few tokens that no draft could be judged, before hours of measuring too.
+
+        One long answer is enough, and the first is mostly one. Prompts that the engine itself has no room for may have one.
+        """
+        temperature = self.task.temperature
+        has_trace = [resolve_speculative(one).goes_by_text(temperature) for one in self.task.configs.values()]
+        if not any(has_trace) or self._begun() is not None:
+            return
+        self.progress("how answers begin")
+        for prompts in self.task.prompts.values():
+            for seed, ids in enumerate(prompts[: grid.num_texts]):
+                sampling = SamplingParams(temperature=temperature, max_tokens=LEAST_ANSWER, seed=seed, detokenize=False)
+                if len(ids) + LEAST_ANSWER > llm.max_model_len:
+                    return
+                outputs = llm.generate([list(ids)], sampling, use_tqdm=False)
+                check_outputs(outputs)
+                if len(outputs[0].outputs[0].token_ids) == LEAST_ANSWER:
+                    return
+        raise ConfigError(
+            f"prompts: the model answers each of them in fewer than {LEAST_ANSWER} tokens, by which no draft can be judged; "
+            "give others, with longer answers"
+        )
 
     def _sweep_engine(self) -> LLM:
         """The engine as it will run, with a drafter that fills drafts."""
@@ -216,23 +270,28 @@ class Profiler:
 
         A profile that was begun within a budget goes on with its grid, whatever the machine's speed is by now.
         """
-        task, room = self.task, self._room(llm)
-        begun = None if self.overwrite or task.grid is not None else begun_identity(self.folder)
-        if begun is not None:
-            try:
-                return ProfileGrid.from_json(begun["grid"])
-            except (KeyError, TypeError, AttributeError) as error:
-                raise ConfigError(
-                    f"{self.folder}: the grid of the profile that was begun is damaged ({error!r}); give another folder, or "
-                    "--overwrite"
-                ) from None
-        if task.grid is not None:
-            grid = task.grid.within(**room)
-            self.announce(f"about {self._estimate(grid, times):.0f} s")
-            self._announce_left_out(task.grid, grid)
-            return grid
+        wanted, room = self.task.grid, self._room(llm)
+        if wanted is None:
+            begun = self._begun()
+            return self._grid_within_budget(room, times) if begun is None else self._begun_grid(begun)
+        grid = wanted.within(**room)
+        self.announce(f"about {self._estimate(grid, times):.0f} s")
+        self._announce_left_out(wanted, grid)
+        return grid
+
+    def _begun_grid(self, begun: Mapping[str, Any]) -> ProfileGrid:
+        try:
+            return ProfileGrid.from_json(begun["grid"])
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(
+                f"{self.folder}: the grid of the profile that was begun is damaged ({error!r}); give another folder, or "
+                "--overwrite"
+            ) from None
+
+    def _grid_within_budget(self, room: Mapping[str, int], times: StepTimeModel) -> ProfileGrid:
+        """The largest grid that the budget suffices for, else the smallest that there is room for."""
         grids = _grids_within(room)
-        budget = float("inf") if task.budget_seconds is None else task.budget_seconds
+        budget = float("inf") if self.task.budget_seconds is None else self.task.budget_seconds
         fitting = [name for name, one in grids.items() if self._estimate(one, times) <= budget]
         name = fitting[-1] if fitting else next(iter(grids))
         seconds = self._estimate(grids[name], times)
@@ -266,6 +325,7 @@ class Profiler:
         settings = self.task.settings
         return {
             "model": settings.model,
+            "fingerprint": self.target.fingerprint()[:16],
             "machine": machine_name(llm),
             "kernels": describe_kernels(llm),
             "dtype": str(llm.dtype).removeprefix("torch."),
@@ -292,7 +352,10 @@ class Profiler:
         of_round, num_jobs = seconds / (NUM_WARMUP_ROUNDS + grid.rounds), grid.num_measurements
         kept = {number: stages.load(f"round-{number}", RoundResult.from_json) for number in range(grid.rounds)}
         missing = [number for number, found in kept.items() if found is None]
-        work.add(of_round * (grid.rounds - len(missing) if missing else grid.rounds + NUM_WARMUP_ROUNDS))
+        num_done = (
+            grid.rounds - len(missing) if missing else grid.rounds + NUM_WARMUP_ROUNDS
+        )  # or the one of warm-up too
+        work.add(of_round * num_done)
         if missing:
             probe, meter = self._instruments(llm)
             if meter.has_sensor:
@@ -330,134 +393,79 @@ class Profiler:
             stages.keep("recording", {"num_texts": len(found.texts)})
         return read_recording(path)
 
+    def _drafters(
+        self, measurement: DrafterMeasurement, stages: Stages, on_drafter: Callable[[], object]
+    ) -> dict[str, MeasuredDrafter]:
+        """What each configuration's drafter costs and yields: from the folder, or measured now."""
+        drafters: dict[str, MeasuredDrafter] = {}
+        for name, config in self.task.configs.items():
+            stage = drafter_stage(name)
+            if stages.get(stage) is None:
+                stages.keep(stage, measurement.measure(name, config).to_json())
+            found = stages.load(stage, MeasuredDrafter.from_json)
+            assert found is not None, "it was kept"
+            drafters[name] = found
+            on_drafter()
+        return drafters
+
     def _profile(
         self,
+        limits: Mapping[str, Any],
         rounds: Sequence[RoundResult],
-        grid: ProfileGrid,
-        limits: dict[str, Any],
-        recording: Recording,
-        stages: Stages,
-        on_drafter: Callable[[], None],
-        *,
-        timing: str | None,
+        step_times: StepTimeModel,
+        drafters: Mapping[str, MeasuredDrafter],
+        conditions: dict[str, Any],
     ) -> Profile:
-        drafting: dict[str, DraftingCost] = {}
+        settings = self.task.settings
         acceptance: dict[str, AcceptanceProfile] = {}
-        traces: dict[str, Path] = {}
-        block_bytes: dict[str, int] = {}
-        step_times = StepTimeModel.fit(level_rounds(rounds))
-        for name, config in self.task.configs.items():
-            stage = _drafter_stage(name)
-            if stages.get(stage) is None:
-                stages.keep(stage, self._measure_drafter(name, config, recording, step_times))
-            found = stages.load(stage, _MeasuredDrafter.from_json)
-            assert found is not None, "it was kept"
-            drafting[name] = found.cost
+        for found in drafters.values():
             acceptance |= found.acceptance
-            if found.block_bytes is not None:
-                block_bytes[name] = found.block_bytes
-            if found.trace is not None:
-                traces[name] = self.folder / found.trace
-            on_drafter()
-        speeds = [one.gigabytes_per_second for one in rounds if one.gigabytes_per_second is not None]
-        watts = [one.watts for one in rounds if one.watts is not None]
-        idle_watts = [one.idle_watts for one in rounds if one.idle_watts is not None]
         return Profile(
-            model=self.task.settings.model,
-            quantization=self.task.settings.quantization,
+            model=settings.model,
+            quantization=settings.quantization,
             version=forerun.__version__,
-            gigabytes_per_second=statistics.median(speeds),
-            max_num_seqs=self.task.settings.max_num_seqs,
-            max_num_batched_tokens=self.task.settings.max_num_batched_tokens,
-            watts=statistics.median(watts) if watts else None,
-            idle_watts=statistics.median(idle_watts) if idle_watts else None,
+            gigabytes_per_second=_median([one.gigabytes_per_second for one in rounds]),
+            max_num_seqs=settings.max_num_seqs,
+            max_num_batched_tokens=settings.max_num_batched_tokens,
+            watts=_median([one.watts for one in rounds]),
+            idle_watts=_median([one.idle_watts for one in rounds]),
             step_times=step_times,
             configs={name: dict(config) for name, config in self.task.configs.items()},
-            drafting=drafting,
+            drafting={name: found.cost for name, found in drafters.items()},
             acceptance=acceptance,
-            drafter_block_bytes=block_bytes,
-            traces=traces,
-            conditions={
-                "grid": grid.to_json(),
-                "packages": describe_machine(self.target.model.device),
-                "gigabytes_per_second_by_round": [round(speed, 2) for speed in speeds],
-                "timing": timing,
-                "energy": None if watts else "no counter of energy can be read on this machine",
-                "temperature": self.task.temperature,
-                "num_texts": len(recording.texts),
-                "seconds": round(stages.seconds, 1),
+            drafter_block_bytes={
+                name: found.block_bytes for name, found in drafters.items() if found.block_bytes is not None
             },
+            traces={name: self.folder / found.trace for name, found in drafters.items() if found.trace is not None},
+            conditions=conditions,
             **limits,
         )
 
-    def _measure_drafter(
-        self,
-        name: str,
-        config: Mapping[str, Any],
-        recording: Recording,
-        step_times: StepTimeModel,
-    ) -> dict[str, Any]:
-        """A drafter's cost in an engine; its acceptance by its trace, or where texts do not decide it, in an engine."""
-        settings, texts = self.task.settings, recording.texts
-        running = replace(settings, pools_folder=None)  # where these answers would take the place of users'
-        trace = trace_drafts(
-            *(name, config, recording, self.target, settings),
-            step_seconds=step_seconds_of_texts(step_times, recording),
-            progress=self.progress,
-        )
-        cost = measure_drafting_cost(
-            name, self.target, running, config, texts, step_times, progress=self.progress, clock=self.clock
-        )
-        kinds = list(recording.by_kind)
-        if trace is not None:
-            where = f"{TRACES_FOLDER}/{digest(name)}.npz"
-            (self.folder / TRACES_FOLDER).mkdir(exist_ok=True)
-            trace.save(self.folder / where)
-            acceptance = {name: _acceptance(trace)} | _by_kind(name, kinds, trace)
-        else:
-            where = None
-            num_tokens = recording.info.max_tokens
-            live = measure_live(
-                name, self.target, running, config, texts, num_tokens=num_tokens, progress=self.progress
-            )
-            acceptance = {name: live.acceptance()}
-            acceptance |= {f"{name}/{kind}": live.acceptance(kind) for kind in kinds}
+    def _conditions(self, grid: ProfileGrid, rounds: Sequence[RoundResult]) -> dict[str, Any]:
+        """How it was measured, for people."""
+        is_counted = any(one.watts is not None for one in rounds)
         return {
-            "cost": cost.to_json(),
-            "block_bytes": self._block_bytes(name, config),
-            "acceptance": {key: one.to_json() for key, one in acceptance.items()},
-            "trace": where,
+            "grid": grid.to_json(),
+            "packages": describe_machine(self.target.model.device),
+            "gigabytes_per_second_by_round": [
+                round(one.gigabytes_per_second, 2) for one in rounds if one.gigabytes_per_second is not None
+            ],
+            "energy": None if is_counted else "no counter of energy can be read on this machine",
+            "temperature": self.task.temperature,
         }
 
-    def _block_bytes(self, name: str, config: Mapping[str, Any]) -> int:
-        """What a drafter adds to each KV block: its own KV, and the target's features that it reads."""
-        llm = make_engine(name, self.target, self.task.settings, config, num_sequences=1, longest=CHECKED_TOKENS)
-        drafter, model = llm.executor.drafting.drafter, self.target.model
-        features = bytes_per_block(
-            [],
-            block_size=self.task.settings.block_size,
-            dtype=model.dtype,
-            feature_widths=feature_widths(model, drafter.needs),
-        )
-        return features + (drafter.kv_bytes_per_block if isinstance(drafter, KeepsKV) else 0)
+    def _notes(self, llm: LLM) -> dict[str, str | None]:
+        """What is to be known of a profile before anybody goes by it, by the conditions that say so; None: nothing."""
+        return {
+            "timing": STEPS_ALONE if isinstance(llm.executor, DeviceExecutor) else None,
+            "weights": MADE_UP if self.task.settings.load_format == "dummy" else None,
+        }
 
 
-class _MeasuredDrafter(NamedTuple):
-    """What was measured of a drafter: its cost, its acceptance by class of prompts, its trace's place in the folder.
-
-    `block_bytes` is what it adds to each KV block; None where an older forerun measured it.
-    """
-
-    cost: DraftingCost
-    acceptance: dict[str, AcceptanceProfile]
-    trace: str | None
-    block_bytes: int | None
-
-    @classmethod
-    def from_json(cls, record: dict[str, Any]) -> _MeasuredDrafter:
-        """What `Profiler` kept."""
-        acceptance = {key: AcceptanceProfile.from_json(one) for key, one in record["acceptance"].items()}
-        return cls(DraftingCost.from_json(record["cost"]), acceptance, record["trace"], record.get("block_bytes"))
+def _median(values: Sequence[float | None]) -> float | None:
+    """Of those that are known; None where none is."""
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
 
 
 def _grids_within(room: Mapping[str, int]) -> dict[str, ProfileGrid]:
@@ -478,28 +486,6 @@ def _grids_within(room: Mapping[str, int]) -> dict[str, ProfileGrid]:
     return found
 
 
-def _drafter_stage(name: str) -> str:
-    """By the configuration's name, in letters that any file may have: their order may be another when a profile goes on."""
-    return f"drafter-{digest(name)}"
-
-
-def _acceptance(trace: DraftTrace, kind: str | None = None) -> AcceptanceProfile:
-    """What stands of drafts as long as the answers can judge: these must go on for two tokens more."""
-    longest = max(trace.num_answer_tokens(text) for text in trace.texts_of(kind))
-    return trace.acceptance(min(trace.num_speculative_tokens, max(1, longest - 2)), kind=kind)
-
-
-def _by_kind(name: str, kinds: Sequence[str], trace: DraftTrace) -> dict[str, AcceptanceProfile]:
-    """Acceptance by class of prompts; classes whose texts are too short for a draft have none."""
-    found = {}
-    for kind in kinds:
-        try:
-            found[f"{name}/{kind}"] = _acceptance(trace, kind)
-        except ConfigError:
-            continue
-    return found
-
-
 def machine_name(llm: LLM) -> str:
     """The machine, without the versions of what runs on it: GPU or processor, and cores."""
     return describe_machine(llm.device).partition("; ")[0]
@@ -508,20 +494,18 @@ def machine_name(llm: LLM) -> str:
 def _limits(llm: LLM, target: LoadedTarget) -> dict[str, Any]:
     """What an engine of this model is, in the fields of `Profile`."""
     model, parts = llm.executor.model, llm.engine.parts
+    decoder = model if isinstance(model, Decoder) else None
+    passes = None if decoder is None else PassBytes(decoder.config, llm.dtype, weights=decoder.weight_bytes)
     heads = {} if target.ranks is None else {"num_kv_heads": target.ranks.num_kv_heads}
     block_bytes = bytes_per_block(
         [replace(spec, **heads) for spec in model.kv_specs], block_size=parts.block_size, dtype=model.dtype
     )
-    config = model.config if isinstance(model, Decoder) else None
-    kv_bytes = None
-    if isinstance(model, Decoder) and config is not None:
-        kv_bytes = PassBytes(config, llm.dtype, weights=model.weight_bytes).kv(1)
     return {
         "machine": machine_name(llm),
         "kernels": describe_kernels(llm),
         "dtype": str(llm.dtype).removeprefix("torch."),
-        "weight_bytes": model.weight_bytes if isinstance(model, Decoder) else None,
-        "kv_bytes_per_token": kv_bytes,
+        "weight_bytes": None if passes is None else passes.weights,
+        "kv_bytes_per_token": None if passes is None else passes.kv(1),
         "kv_cache_memory_bytes": parts.pool.num_blocks * block_bytes,
         "tensor_parallel_size": llm.settings.tensor_parallel_size,
         "device": llm.device.type,

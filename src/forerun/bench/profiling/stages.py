@@ -7,10 +7,12 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from forerun.core.held_folder import LOCK_FILE, held_folder
 from forerun.core.writable import check_writable_folder
 from forerun.errors import ConfigError
 from forerun.plan.dynamo_files import DECODE_FILE, PREFILL_FILE
@@ -40,7 +42,7 @@ def digest(prompts: Sequence[Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """Results by stage, as JSON files in a folder; made by `open_stages`.
+    """Results by stage, as JSON files in a folder; made by `open_stages` or `held_stages`.
 
     `started` is the moment at which this piece of the measurement began, `seconds_before` what earlier pieces took.
     """
@@ -119,7 +121,8 @@ def check_folder(folder: Path, *, overwrite: bool = False, goes_on: bool = True)
         raise ConfigError(
             f"--output-dir: {folder} has an unfinished profile, which would be lost; give another folder, or --overwrite"
         )
-    if folder.is_dir() and not (folder / STAGES).is_dir() and any(folder.iterdir()):
+    others = [path for path in folder.iterdir() if path.name != LOCK_FILE] if folder.is_dir() else []
+    if others and not (folder / STAGES).is_dir():
         raise ConfigError(
             f"--output-dir: {folder} has other files; give a new folder, or --overwrite to write beside them"
         )
@@ -205,3 +208,18 @@ def open_stages(
         )
     before = began.load(SECONDS, lambda record: float(record["seconds"])) or 0.0
     return replace(began, seconds_before=before)
+
+
+@contextmanager
+def held_stages(
+    folder: Path, identity: Mapping[str, Any], *, overwrite: bool = False, started: float | None = None
+) -> Iterator[Stages]:
+    """`open_stages`, of a folder that is held for this process alone until the block ends.
+
+    Raises:
+        ConfigError: as `open_stages`, or another process measures into the folder.
+    """
+    check_folder(folder, overwrite=overwrite)
+    (folder / STAGES).mkdir(parents=True, exist_ok=True)
+    with held_folder(folder, "--output-dir", f"measures into {folder}"):
+        yield open_stages(folder, identity, overwrite=overwrite, started=started)

@@ -262,6 +262,21 @@ def _medians(steps: Sequence[MeasuredStep]) -> dict[tuple[str, int, int, int], f
     return {key: statistics.median(seconds) for key, seconds in found.items()}
 
 
+Cells = dict[tuple[int, int, int], float]
+"""(sequences, context, draft length) -> median seconds of a step, drafting left out."""
+
+
+def step_medians(steps: Sequence[MeasuredStep], *, draft_length: int | None = None) -> Cells:
+    """Median seconds of the steps in which all sequences decoded, by the mean length of their drafts, or as of one length."""
+    found: dict[tuple[int, int, int], list[float]] = {}
+    for step in steps:
+        sample = step.sample
+        if step.sweep == DECODE and sample.num_sequences == step.num_sequences:
+            length = round(sample.num_draft_tokens / step.num_sequences) if draft_length is None else draft_length
+            found.setdefault((step.num_sequences, step.context, length), []).append(sample.seconds)
+    return {cell: statistics.median(seconds) for cell, seconds in sorted(found.items())}
+
+
 COLUMNS = ("sweep", "round", "gigabytes_per_second", "sequences", "context")
 
 

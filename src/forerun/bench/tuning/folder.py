@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 from forerun.bench.profiling.stages import differences
+from forerun.core.held_folder import held_folder
 from forerun.core.whole_file import whole_file
 from forerun.core.writable import check_writable_folder
 from forerun.errors import ConfigError
@@ -49,6 +51,16 @@ class TuningFolder:
                 return
             path.mkdir(parents=True, exist_ok=True)
             write(settings, self.identity)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the folder for this process alone.
+
+        Raises:
+            ConfigError: another process goes on with the tuning.
+        """
+        with held_folder(self.path, "--output", f"goes on with the tuning in {self.path}"):
+            yield
 
     def recording(self, quantization: str | None) -> Path:
         """The file of the answers that the target gives in one format of its weights."""
