@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from forerun.core.cache_folder import cache_folder
 from forerun.core.cpu_name import describe_processor
-from forerun.models.store import cache_folder
 
 GENERATE = [
     *(sys.executable, "-c", "from forerun.cli.app import program; program()"),

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from forerun.models.store import cache_folder
+from forerun.core.cache_folder import cache_folder
 from forerun.ops.native import library
 
 LINKED = ("models", "peers")

@@ -7,11 +7,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from forerun.models.store import cache_folder
+from forerun.core.cache_folder import cache_folder
 
 
 def test_a_process_that_a_test_starts_keeps_its_files_in_the_tests_own_folder():
-    program = "from forerun.models.store import cache_folder; print(cache_folder())"
+    program = "from forerun.core.cache_folder import cache_folder; print(cache_folder())"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     assert Path(ended.stdout.strip()) == cache_folder()
     assert cache_folder().parent == Path(tempfile.gettempdir())

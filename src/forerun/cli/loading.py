@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 import forerun
 from forerun.cli.options import EngineOptions
+from forerun.core.cache_folder import cache_folder
 from forerun.deploy.disaggregated.options import PrefillOptions
 from forerun.models import download, store
 
@@ -62,7 +63,7 @@ def pull_if_needed(model: str) -> None:
     state = store.ModelStore().state(model)
     if state == "ready":
         return
-    Console(stderr=True).print(f"model {model} is {state} in {store.cache_folder()}: pulling it", highlight=False)
+    Console(stderr=True).print(f"model {model} is {state} in {cache_folder()}: pulling it", highlight=False)
     pull(model)
 
 

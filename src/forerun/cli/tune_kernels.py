@@ -12,6 +12,7 @@ from rich.console import Console
 from forerun.cli import loading
 from forerun.cli.command import command
 from forerun.cli.options import JsonFlag
+from forerun.core.cache_folder import cache_folder
 from forerun.errors import ConfigError
 from forerun.models import store
 
@@ -85,7 +86,7 @@ def tune_model(
     if not supports(config):
         raise ConfigError(f"{path}: this architecture runs through transformers' own code, without the kernels")
     gpu, triton = system.gpu(index), str(system.triton)
-    file = output or table_file(store.cache_folder(), gpu, triton)
+    file = output or table_file(cache_folder(), gpu, triton)
     shapes = weight_shapes(decoder_config(config))
     tiles = _earlier(file, gpu, triton)
     for shape in shapes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from forerun.errors import ConfigError
 from forerun.kv.cache import KVCache
 from forerun.models.config import DecoderConfig
 from forerun.models.decoder import Layers
+from forerun.models.fingerprint import fingerprint_of_files
 from forerun.models.on_device import DeviceParts
 from forerun.models.tokenizer import Tokenizer
 from forerun.ops.attention import Attend, Attention
@@ -24,6 +26,8 @@ from forerun.ops.native.attention import NativeAttention, can_attend
 from forerun.ops.native.chains import NativeChains
 from forerun.ops.native.layers import PackedHead
 from forerun.ops.native.library import Kernels
+
+NUM_HEAD_ROWS = 64  # of a model made in memory, which say which one it is
 
 
 class CausalModel(Protocol):
@@ -174,6 +178,14 @@ class LoadedTarget:
         if self.on_device is not None:
             return self.on_device.attention()
         return choose_attention(kv_specs, self.kernels)
+
+    def fingerprint(self) -> str:
+        """Which model it is: the fingerprint of its files, or of its head's first rows if it was made in memory."""
+        if self.path is not None:
+            return fingerprint_of_files(self.path)
+        token_ids = torch.arange(min(NUM_HEAD_ROWS, self.model.vocab_size), device=self.model.device)
+        rows = self.model.head_rows(token_ids).to(dtype=torch.float32, device="cpu").contiguous()
+        return hashlib.sha256(rows.numpy().tobytes()).hexdigest()
 
     def for_drafter(self, num_ranks: int) -> LoadedTarget:
         """The target as a drafter gets it that `num_ranks` processes compute.

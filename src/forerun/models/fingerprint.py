@@ -5,25 +5,12 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-import torch
-
-from forerun.models.base import LoadedTarget
 from forerun.models.model_folder import gguf_parts
 
 WEIGHTS = (".safetensors", ".gguf", ".bin")
 DESCRIPTIONS = ("config.json", "tokenizer.json")
 NUM_SAMPLES = 16  # of each file of weights
 SAMPLE_BYTES = 4096
-NUM_HEAD_ROWS = 64
-
-
-def fingerprint(target: LoadedTarget) -> str:
-    """The fingerprint of a loaded target: that of its files, or of its head's first rows if it was made in memory."""
-    if target.path is not None:
-        return fingerprint_of_files(target.path)
-    token_ids = torch.arange(min(NUM_HEAD_ROWS, target.model.vocab_size), device=target.model.device)
-    rows = target.model.head_rows(token_ids).to(dtype=torch.float32, device="cpu").contiguous()
-    return hashlib.sha256(rows.numpy().tobytes()).hexdigest()
 
 
 def fingerprint_of_files(path: Path) -> str:

@@ -24,13 +24,13 @@ from typing import IO, Any
 from torch import Tensor
 
 import forerun
+from forerun.core.cache_folder import cache_folder
 from forerun.core.writable import nearest_existing, write_refusal
 from forerun.errors import ConfigError
 from forerun.models.fingerprint import WEIGHTS, samples_of
 from forerun.models.kept_weights import PACKED_CACHE_VARIABLE, KeptWeights, MappedWeights, NewWeights, Unkept
 from forerun.models.model_folder import CONFIG_FILE, gguf_parts
 from forerun.models.packed_file import PackedFile, PackedFileError, read_table
-from forerun.models.store import cache_folder
 from forerun.ops.native.memory import map_or_read
 
 logger = logging.getLogger(__name__)

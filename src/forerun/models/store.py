@@ -24,6 +24,7 @@ from typing import Any, Literal, Protocol
 from filelock import FileLock
 
 from forerun import __version__
+from forerun.core.cache_folder import MODELS_FOLDER, cache_folder
 from forerun.core.writable import nearest_existing
 from forerun.errors import ModelError, did_you_mean
 from forerun.models.download import (
@@ -113,15 +114,6 @@ class Download(Protocol):
         ...
 
 
-def cache_folder() -> Path:
-    """Return where models are kept: $FORERUN_CACHE, else $XDG_CACHE_HOME/forerun, else ~/.cache/forerun."""
-    if own := os.environ.get("FORERUN_CACHE"):
-        return Path(own).expanduser()
-    if shared := os.environ.get("XDG_CACHE_HOME"):
-        return Path(shared).expanduser() / "forerun"
-    return Path.home() / ".cache" / "forerun"
-
-
 def check_cache_folder() -> None:
     """Refuse a cache folder that is a file, or would be in one; a folder that is not there yet is none of them.
 
@@ -157,7 +149,7 @@ class ModelStore:
     @property
     def folder(self) -> Path:
         """The folder with one folder per model."""
-        return self.cache / "models"
+        return self.cache / MODELS_FOLDER
 
     def path(self, name: str) -> Path:
         """Return where a known model lies, or will lie once it is pulled.

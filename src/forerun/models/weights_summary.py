@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from forerun.errors import ModelError
+from forerun.models.gguf.file import open_gguf
+from forerun.models.gguf.types import count_types
 from forerun.models.model_folder import find_gguf
 
 HEADER_LENGTH = 8  # bytes of a safetensors file before its header
@@ -20,17 +21,9 @@ def describe_weights(folder: Path) -> str:
         gguf = find_gguf(folder)
         if gguf is None:
             return count_types(_safetensors_types(folder))
-        from forerun.models.gguf.file import open_gguf
-
         return open_gguf(gguf).describe()
     except (ModelError, OSError, ValueError, KeyError, TypeError, AttributeError):
         return ""
-
-
-def count_types(types: Iterable[str]) -> str:
-    """Count tensors by their types, the most frequent first: "112 tensors Q4_K, 28 Q6_K"."""
-    counts = Counter(types).most_common()
-    return ", ".join(f"{count} {'tensors ' if i == 0 else ''}{name}" for i, (name, count) in enumerate(counts))
 
 
 def _safetensors_types(folder: Path) -> Iterator[str]:

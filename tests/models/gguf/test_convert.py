@@ -9,7 +9,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from forerun.errors import ModelError
 from forerun.models.checkpoint import WeightReader, open_checkpoint
-from forerun.models.config_file import config_without_transformers, eos_token_ids
+from forerun.models.completed_config import config_without_transformers
+from forerun.models.config_file import eos_token_ids
 from forerun.models.gguf.convert import convert_gguf
 from forerun.models.tokenizer import load_tokenizer
 from forerun.models.tokenizer_files import tokenizer_without_transformers

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forerun.errors import ModelError
-from forerun.models.gguf.config import read_gguf_config
+from forerun.models.config_file import read_config
 from forerun.models.gguf.file import open_gguf
 from forerun.models.gguf.merges import MergesById, ids_of
 from forerun.models.gguf.metadata import Metadata
@@ -159,6 +159,6 @@ def test_a_start_looks_through_the_vocabulary_for_ends_of_texts_once(tmp_path, m
     save_tiny_gguf(path)
     found, places = [], Metadata.places
     monkeypatch.setattr(Metadata, "places", lambda self, *of: found.append(of) or places(self, *of))
-    configs = [read_gguf_config(path) for _ in range(3)]
+    configs = [read_config(path) for _ in range(3)]
     assert len(found) == 1
     assert configs[0].eos_token_id == configs[2].eos_token_id

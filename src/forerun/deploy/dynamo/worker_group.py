@@ -14,10 +14,10 @@ import torch
 import forerun
 from forerun.bench.machine import describe_arithmetic
 from forerun.config.kernel_table import find_table
+from forerun.core.cache_folder import cache_folder
 from forerun.errors import ConfigError
 from forerun.llm import LLM
 from forerun.models.fingerprint import fingerprint_of_files
-from forerun.models.store import cache_folder
 from forerun.ops.cuda.system import InstalledCuda
 from forerun.verify.matching import MatchingConfig
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from pathlib import Path
 
 import torch
 
 from forerun.errors import ModelError, one_line
-from forerun.models.config import MEND, ROTATED, HFConfig, NotCoveredError
-from forerun.models.config_file import ConfigStandIn, completed
+from forerun.models.completed_config import ConfigStandIn, completed
+from forerun.models.config import MEND, ROTATED, NotCoveredError
 from forerun.models.families import MODEL_TYPES, decoder_config
 from forerun.models.gguf.architectures import (
     EMBEDDING,
@@ -18,9 +17,8 @@ from forerun.models.gguf.architectures import (
     ROPE_FACTORS,
     Fields,
     GGUFArchitecture,
-    architecture_of,
 )
-from forerun.models.gguf.file import GGUFFile, open_gguf
+from forerun.models.gguf.file import GGUFFile
 from forerun.models.gguf.metadata import Metadata
 from forerun.models.gguf.pieces import END_TOKENS
 from forerun.models.gguf.tensors import are_mixed, load_tensor
@@ -37,21 +35,6 @@ NEUTRAL_SCALING = {
     "yarn": {**OTHER_SCALING, "yarn_ext_factor": 1.0},
 }
 """By the type of a rope's scaling: what llama.cpp knows besides, if for other architectures, and which values change nothing."""
-
-
-def read_gguf_config(path: Path) -> HFConfig:
-    """Read the configuration of a model in a GGUF file; transformers reads those that have no row in the table.
-
-    Raises:
-        ModelError: the file is damaged, or neither forerun nor transformers knows its architecture.
-    """
-    file = open_gguf(path)
-    row = architecture_of(file)
-    if row is not None:
-        return config_of(file, row)
-    from forerun.models.gguf.with_transformers import read_transformers_gguf_config
-
-    return read_transformers_gguf_config(file)
 
 
 def config_of(file: GGUFFile, row: GGUFArchitecture) -> ConfigStandIn:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from forerun.errors import ModelError
 from forerun.models.checkpoint import Checkpoint, WeightReader, save_tensors
-from forerun.models.config_file import ConfigStandIn
+from forerun.models.completed_config import ConfigStandIn
 from forerun.models.gguf.architectures import architecture_of, unknown_architecture
 from forerun.models.gguf.checkpoint import GGUFCheckpoint
 from forerun.models.gguf.config import config_of

@@ -10,9 +10,8 @@ from pathlib import Path
 from forerun.errors import ModelError
 from forerun.models.gguf.header import Header, TensorPlace, read_header
 from forerun.models.gguf.metadata import Metadata
-from forerun.models.gguf.types import FILE_TYPES
+from forerun.models.gguf.types import FILE_TYPES, count_types
 from forerun.models.model_folder import gguf_parts
-from forerun.models.weights_summary import count_types
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -61,3 +63,9 @@ _BY_NUMBER = (
 )
 FILE_TYPES: dict[int, str] = {number: name for number, name in enumerate(_BY_NUMBER.split()) if name != "-"}
 """Names of mixtures by `general.file_type`: what most tensors of a file have."""
+
+
+def count_types(types: Iterable[str]) -> str:
+    """Count tensors by their types, the most frequent first: "112 tensors Q4_K, 28 Q6_K"."""
+    counts = Counter(types).most_common()
+    return ", ".join(f"{count} {'tensors ' if i == 0 else ''}{name}" for i, (name, count) in enumerate(counts))
