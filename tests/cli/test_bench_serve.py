@@ -245,6 +245,15 @@ def test_a_picture_is_drawn(run, tmp_path):
     assert all(f"<!-- {text} -->" in drawn for text in ("output tokens/s", "to the first token", "TTFT", "E2EL"))
 
 
+@pytest.fixture
+def hears_ctrl_c():
+    """The process is interrupted by Ctrl-C, which one that a shell has started in the background ignores."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("hears_ctrl_c")
 def test_after_an_interruption_what_was_answered_is_shown_and_saved_as_a_part(run, server, tmp_path):
     def interrupt():
         if len(server.bodies) == 3:
@@ -262,6 +271,7 @@ def test_after_an_interruption_what_was_answered_is_shown_and_saved_as_a_part(ru
     assert (report["unfinished"], report["unsent"], len(report["ttfts"])) == (1, 2, 2)
 
 
+@pytest.mark.usefixtures("hears_ctrl_c")
 def test_an_interruption_after_the_last_answer_loses_none(run, monkeypatch):
     draft_counts, looks = Server.draft_counts, []
 
