@@ -16,6 +16,7 @@ from forerun.bench.instruments import (
     Stopwatch,
     no_progress,
     read_by_torch,
+    whole_rounds,
 )
 from forerun.bench.machine import describe_kernels, describe_machine
 from forerun.bench.outcomes import PLAIN, Answers, Comparison, Judge, Rounds, summarise
@@ -128,19 +129,16 @@ def _measure_rounds(
     progress("warming up")
     for llm in engines.values():
         _warm_up(llm, next(iter(prompts.values())), workload)
-    rounds: list[_Round] = []
-    try:
-        for number in range(workload.repeats):
-            bandwidth = probe.measure() / 1e9
-            answers: dict[str, dict[str, list[Answers]]] = {}
-            for kind, ids in prompts.items():
-                progress(f"round {number + 1} of {workload.repeats}: {kind}")
-                answers[kind] = _run_round(engines, ids, workload, number=number, clock=clock)
-            rounds.append(_Round(bandwidth, answers))
-    except KeyboardInterrupt:
-        if not rounds:
-            raise
-    return rounds
+
+    def measure(number: int) -> _Round:
+        bandwidth = probe.measure() / 1e9
+        answers: dict[str, dict[str, list[Answers]]] = {}
+        for kind, ids in prompts.items():
+            progress(f"round {number + 1} of {workload.repeats}: {kind}")
+            answers[kind] = _run_round(engines, ids, workload, number=number, clock=clock)
+        return _Round(bandwidth, answers)
+
+    return whole_rounds(measure, workload.repeats)
 
 
 def check_batch_size(settings: EngineSettings, workload: ComparisonWorkload) -> None:

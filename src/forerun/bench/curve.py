@@ -20,6 +20,7 @@ from forerun.bench.instruments import (
     Stopwatch,
     no_progress,
     read_by_torch,
+    whole_rounds,
 )
 from forerun.bench.machine import describe_kernels, describe_machine
 from forerun.bench.passes import PassBytes, PassShape, RandomSequences, random_sequences
@@ -188,22 +189,19 @@ def _run_rounds(
     """
     batches = {shape: passes.batch(shape) for shape in shapes}
     order = random.Random(0)
-    rounds: list[_Round] = []
-    try:
-        for index in range(NUM_WARMUP_ROUNDS + repeats):
-            is_warm = index >= NUM_WARMUP_ROUNDS
-            progress(f"round {index + 1 - NUM_WARMUP_ROUNDS} of {repeats}" if is_warm else "warming up")
-            bandwidth = probe.measure()
-            seconds = {
-                shape: stopwatch.seconds(partial(passes.forward, batches[shape]))
-                for shape in order.sample(shapes, len(shapes))
-            }
-            if is_warm:
-                rounds.append(_Round(bandwidth, seconds))
-    except KeyboardInterrupt:
-        if not rounds:
-            raise
-    return rounds
+
+    def measure(shown: str) -> _Round:
+        progress(shown)
+        bandwidth = probe.measure()
+        seconds = {
+            shape: stopwatch.seconds(partial(passes.forward, batches[shape]))
+            for shape in order.sample(shapes, len(shapes))
+        }
+        return _Round(bandwidth, seconds)
+
+    for _ in range(NUM_WARMUP_ROUNDS):
+        measure("warming up")
+    return whole_rounds(lambda number: measure(f"round {number + 1} of {repeats}"), repeats)
 
 
 def _pass_bytes(llm: LLM) -> PassBytes | None:

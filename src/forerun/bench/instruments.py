@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+T = TypeVar("T")
 
 Clock = Callable[[], float]
 """Returns seconds since a fixed moment."""
@@ -48,6 +50,22 @@ class Interrupted(KeyboardInterrupt):
         super().__init__(part)
         self.found = found
         self.part = part
+
+
+def whole_rounds(measure: Callable[[int], T], repeats: int) -> list[T]:
+    """Measure so many rounds, each by its number from 0; fewer where Ctrl-C comes after a whole one.
+
+    Raises:
+        KeyboardInterrupt: it came before the first round was whole.
+    """
+    rounds: list[T] = []
+    try:
+        for number in range(repeats):
+            rounds.append(measure(number))
+    except KeyboardInterrupt:
+        if not rounds:
+            raise
+    return rounds
 
 
 @dataclass(slots=True)

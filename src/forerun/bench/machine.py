@@ -25,6 +25,11 @@ def describe_machine(device: torch.device) -> str:
     return f"{gpu}{describe_processor()}, {os.cpu_count()} cores; Python {platform.python_version()}, forerun {__version__}, {others}"
 
 
+def machine_name(device: torch.device) -> str:
+    """The machine, without the versions of what runs on it: GPU or processor, and cores."""
+    return describe_machine(device).partition("; ")[0]
+
+
 def describe_kernels(llm: LLM) -> str:
     """What computes the forward pass, and in how many threads, e.g. "native avx512bf16, 2 threads"."""
     import torch

@@ -137,12 +137,8 @@ def tune(
         forerun serve --config tuned/serve.yaml
         forerun emit --plan tuned --to compose --output launch
     """
-    from forerun.bench.tuning.folder import (
-        REPORT_FILE,
-        SERVE_FILE,
-        TuningFolder,
-        write,
-    )  # torch: only when it is needed
+    # torch: only when it is needed
+    from forerun.bench.tuning.folder import REPORT_FILE, SERVE_FILE, TuningFolder, write
     from forerun.bench.tuning.step_times import check_profile
     from forerun.bench.tuning.tuner import Tuner
     from forerun.plan.profile import Profile
@@ -301,7 +297,7 @@ def _limits(load: OfferedLoad, search: SearchOptions, engine: EngineOptions) -> 
 
 def _identity(settings: TuningSettings, target: LoadedTarget, profile: Path | None) -> dict[str, Any]:
     """What a tuning is of: a folder goes on only with the same."""
-    from forerun.bench.machine import describe_machine  # torch: only when it is needed
+    from forerun.bench.machine import machine_name  # torch: only when it is needed
 
     workload, engine, kernels = settings.workload, settings.engine, target.kernels
     prompts = hashlib.sha256(json.dumps([*workload.prompts]).encode()).hexdigest()[:16]
@@ -309,7 +305,7 @@ def _identity(settings: TuningSettings, target: LoadedTarget, profile: Path | No
         "forerun": forerun.__version__,
         "model": engine.model,
         "fingerprint": target.fingerprint()[:16],
-        "machine": describe_machine(target.model.device).partition("; ")[0],
+        "machine": machine_name(target.model.device),
         "kernels": None if kernels is None else f"{kernels.level}, {kernels.num_threads} threads",
         "engine": {one.name: str(getattr(engine, one.name)) for one in fields(engine) if one.name not in OF_THE_SPACE},
         "profile": None if profile is None else hashlib.sha256((profile / PROFILE_FILE).read_bytes()).hexdigest()[:16],

@@ -23,7 +23,7 @@ from forerun.bench.instruments import (
     no_progress,
     read_by_torch,
 )
-from forerun.bench.machine import describe_kernels, describe_machine
+from forerun.bench.machine import describe_kernels, describe_machine, machine_name
 from forerun.bench.offline import check_outputs
 from forerun.bench.passes import PassBytes
 from forerun.bench.profiling.filling import filling_config
@@ -326,7 +326,7 @@ class Profiler:
         return {
             "model": settings.model,
             "fingerprint": self.target.fingerprint()[:16],
-            "machine": machine_name(llm),
+            "machine": machine_name(llm.device),
             "kernels": describe_kernels(llm),
             "dtype": str(llm.dtype).removeprefix("torch."),
             "quantization": settings.quantization,
@@ -486,11 +486,6 @@ def _grids_within(room: Mapping[str, int]) -> dict[str, ProfileGrid]:
     return found
 
 
-def machine_name(llm: LLM) -> str:
-    """The machine, without the versions of what runs on it: GPU or processor, and cores."""
-    return describe_machine(llm.device).partition("; ")[0]
-
-
 def _limits(llm: LLM, target: LoadedTarget) -> dict[str, Any]:
     """What an engine of this model is, in the fields of `Profile`."""
     model, parts = llm.executor.model, llm.engine.parts
@@ -501,7 +496,7 @@ def _limits(llm: LLM, target: LoadedTarget) -> dict[str, Any]:
         [replace(spec, **heads) for spec in model.kv_specs], block_size=parts.block_size, dtype=model.dtype
     )
     return {
-        "machine": machine_name(llm),
+        "machine": machine_name(llm.device),
         "kernels": describe_kernels(llm),
         "dtype": str(llm.dtype).removeprefix("torch."),
         "weight_bytes": None if passes is None else passes.weights,

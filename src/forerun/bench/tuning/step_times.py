@@ -9,7 +9,7 @@ import forerun
 from forerun.bench.compare import make_engine
 from forerun.bench.energy import EnergyMeter
 from forerun.bench.instruments import BandwidthProbe, Progress, Stopwatch, read_by_torch
-from forerun.bench.machine import describe_kernels, describe_machine
+from forerun.bench.machine import describe_kernels, machine_name
 from forerun.bench.profiling.filling import filling_config
 from forerun.bench.profiling.grid import MIXED_ROWS, ProfileGrid
 from forerun.bench.profiling.step_sweep import step_sweep
@@ -109,7 +109,7 @@ def check_profile(
     llm = make_engine("profile", target, settings, None, num_sequences=1, longest=LEAST_CONTEXT)
     profile.check_fits(
         model=settings.model,
-        machine=describe_machine(target.model.device).partition("; ")[0],
+        machine=machine_name(target.model.device),
         version=forerun.__version__,
         kernels=describe_kernels(llm),
         dtype=str(llm.dtype).removeprefix("torch."),
