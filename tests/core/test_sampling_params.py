@@ -41,6 +41,8 @@ from forerun.errors import RequestError, UnknownKeyError
         ("stop_token_ids", ["5"]),
         ("allowed_token_ids", []),
         ("allowed_token_ids", 5),
+        ("allowed_token_ids", [2**31]),
+        ("allowed_token_ids", [True]),
         ("logit_bias", [1]),
         ("logit_bias", {"1": 1.0}),
         ("logit_bias", {1: float("nan")}),

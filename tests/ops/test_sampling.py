@@ -43,6 +43,13 @@ def test_allowed_token_ids_forbid_all_others():
     assert forbidden(rules_of(allowed_token_ids=[1, 3, 3]).shape(ROW, [])) == [0, 2, 4, 5, 6, 7]
 
 
+def test_all_texts_of_a_request_share_its_allowed_token_ids():
+    params = SamplingParams(allowed_token_ids=[3, 1, 3])
+    one, other = (SamplingRules(params, prompt_ids=(0,), vocab_size=VOCAB_SIZE).edits([]).allowed for _ in range(2))
+    assert one is other
+    assert one.tolist() == [1, 3]
+
+
 @pytest.mark.parametrize(
     ("output_ids", "path", "expected"),
     [([], (), []), ([4], (), []), ([4, 5], (), [6]), ([4], (5,), [6]), ([], (4, 5), [6]), ([5, 4], (), [])],

@@ -8,7 +8,8 @@ import socket
 import pytest
 from fastapi.routing import APIRoute
 
-from forerun.server.auth import Keys
+from forerun.server.auth import Keys, is_own_name
+from forerun.server.errors import ApiError
 from tests.server.served import PROMPT, chat_llm, served
 
 OPEN = {"/health", "/metrics", "/"}
@@ -102,3 +103,52 @@ def test_keys_are_kept_as_hashes():
 
 def test_without_keys_everybody_is_served(plain):
     assert plain.send("GET", "/v1/models", headers={"Authorization": "Bearer whatever"})[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("host", "is_own"),
+    [
+        ("localhost:8000", True),
+        ("LOCALHOST", True),
+        ("127.0.0.1:8000", True),
+        ("192.168.1.5", True),
+        ("[::1]:8000", True),
+        ("model.localhost:8000", True),
+        ("host.docker.internal:8000", True),
+        ("", True),
+        ("evil.example:8000", False),
+        ("127.0.0.1.evil.example", False),
+        ("localhost.evil.example", False),
+        ("evillocalhost", False),
+        ("[::1", False),
+    ],
+)
+def test_a_name_is_the_servers_own_where_no_site_can_have_it(host, is_own):
+    assert is_own_name(host) == is_own
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("GET", "/v1/models"), ("POST", "/v1/completions"), ("POST", "/tokenize")]
+)
+def test_without_keys_a_loopback_server_answers_no_page_of_elsewhere(plain, method, path):  # DNS rebinding
+    status, _, answer = plain.send(method, path, "{", {"Host": "evil.example:8000"})
+    assert status == 403
+    assert "--api-key" in answer["error"]["message"]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "::1", "localhost"])
+def test_loopback_has_several_names(host):
+    with pytest.raises(ApiError, match="without keys"):
+        Keys([], host=host).check({"type": "http", "headers": [(b"host", b"evil.example")]})
+
+
+def test_with_keys_or_beyond_loopback_any_name_does(locked):
+    headers = {"Host": "models.example", "Authorization": "Bearer first"}
+    assert locked.send("GET", "/v1/models", headers=headers)[0] == 200
+    for host in ("0.0.0.0", "192.168.1.5", None):
+        Keys([], host=host).check({"type": "http", "headers": [(b"host", b"models.example")]})
+
+
+def test_what_is_open_to_all_is_so_under_any_name(plain):
+    for path in OPEN:
+        assert plain.send("GET", path, headers={"Host": "models.example"})[0] == 200

@@ -8,7 +8,7 @@ import pytest
 
 from forerun import SamplingParams
 from forerun.models.tokenizer import load_tokenizer
-from forerun.server import responses
+from forerun.server import completions, json_parts
 from forerun.server.completions import CompletionBuilder, prompt_offsets
 from tests.engines import EOS
 from tests.server.served import NAME, PROMPT, generate, offline
@@ -194,16 +194,34 @@ def test_others_are_served_between_the_choices_of_an_answer(plain, monkeypatch):
         return write(*arguments)
 
     monkeypatch.setattr(CompletionBuilder, "choice", choice)
-    plain.post("/v1/completions", {"prompt": ["a", "b"], "n": 2, "echo": True, "logprobs": 1, "max_tokens": 1})
+    plain.post("/v1/completions", {"prompt": ["a", "b"], "n": 2, "max_tokens": 1})
     assert made == [0, 1, 2, 3]
 
 
-def test_the_choices_of_an_answer_are_written_one_by_one(plain, monkeypatch):
-    written, write = [], responses._to_json
-    monkeypatch.setattr(responses, "_to_json", lambda value: written.append(value) or write(value))
-    answer = plain.post("/v1/completions", {"prompt": ["a", "b"], "n": 2, "logprobs": 1, "max_tokens": 1})
-    assert [value for value in written if "logprobs" in value] == answer["choices"]
-    assert not any("choices" in value for value in written)
+@pytest.mark.parametrize("stream", [False, True])
+def test_others_are_served_while_log_probabilities_are_written(plain, monkeypatch, stream):
+    answered, write = [], completions.completion_logprobs
+
+    def ask_and_write(*arguments, **more):
+        answered.append(plain.send("GET", "/health")[0])
+        return write(*arguments, **more)
+
+    monkeypatch.setattr(completions, "completion_logprobs", ask_and_write)
+    body = {"prompt": ["a", "b"], "echo": True, "logprobs": 1, "max_tokens": 1, "stream": stream}
+    assert plain.send("POST", "/v1/completions", body)[0] == 200
+    assert answered == [200, 200]
+
+
+def test_log_probabilities_are_written_part_by_part(plain, monkeypatch):
+    written, write = [], json_parts.to_json
+    body = {"prompt": PROMPT, "echo": True, "logprobs": 1, "max_tokens": 4, "temperature": 0}
+    expected = [plain.post("/v1/completions", body)["choices"], plain.stream("/v1/completions", body)[0]["choices"]]
+    monkeypatch.setattr(json_parts, "ENTRIES_AT_ONCE", 3)
+    monkeypatch.setattr(json_parts, "to_json", lambda value: written.append(value) or write(value))
+    assert plain.post("/v1/completions", body)["choices"] == expected[0]
+    assert plain.stream("/v1/completions", body)[0]["choices"] == expected[1]
+    assert max(len(part) for part in written if isinstance(part, list)) == 3
+    assert not any(isinstance(part, dict) for part in written)
 
 
 def test_an_evaluation_can_score_a_continuation(either):

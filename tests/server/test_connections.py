@@ -18,7 +18,9 @@ from tests.server.served import PROMPT, chat_llm, served
 from tests.server.test_load import SlowSteps, until
 
 TIMEOUT_S = 0.4
-HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n"
+HEAD = (
+    b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n"
+)
 GET = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
@@ -118,7 +120,7 @@ def test_a_body_that_turns_into_nonsense_is_no_line_in_the_log(keyed, caplog, wa
 
 def upload(version, headers):
     """The head of a request whose body is twice what a server takes, and that body."""
-    head = b"POST /v1/completions HTTP/%s\r\nHost: x\r\nContent-Type: application/json\r\n" % version
+    head = b"POST /v1/completions HTTP/%s\r\nHost: localhost\r\nContent-Type: application/json\r\n" % version
     return head + headers + b"Content-Length: %d\r\n\r\n" % (2 * MOST_BODY_BYTES), b" " * (2 * MOST_BODY_BYTES)
 
 

@@ -8,6 +8,8 @@ unbounded n, prompts, stops, headers, bodies                            below, t
 options that kill the engine with drafts                                test_sampling_fuzz.py
 `eval` of what came in                                                  below
 keys: time to compare, spelling of the path, before the body            test_auth.py
+pages whose names come to mean this machine (DNS rebinding)             test_auth.py
+pages of elsewhere that send what browsers do not ask about              below
 clients that are slow, silent, or too many                              test_connections.py
 requests of two lengths, which smuggle others past a proxy              test_connections.py
 URLs that the server fetches                                            below
@@ -235,10 +237,22 @@ def test_no_url_is_fetched(plain, kind, scheme):  # CVE-2026-24779
             inside.accept()
 
 
+@pytest.mark.parametrize(
+    "content_type", [None, "text/plain", "application/x-www-form-urlencoded", "multipart/form-data"]
+)
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize"])
+def test_what_a_page_of_elsewhere_may_send_unasked_is_not_read(plain, path, content_type):
+    connection = plain.connection()
+    headers = {} if content_type is None else {"Content-Type": content_type}
+    connection.request("POST", path, json.dumps({"prompt": PROMPT, "messages": CHAT}), headers)
+    assert connection.getresponse().status == 400
+    connection.close()
+
+
 @pytest.mark.parametrize("host", ["evil.example", "x/health", "x?/metrics", ""])
 @pytest.mark.parametrize("path", ["/v1/models/", "/health/", "//evil.example/v1/models", "/v1/models/..%2f..%2fhealth"])
 def test_no_answer_sends_clients_where_the_host_header_says(plain, host, path):  # CVE-2026-48710
     status, headers, answer = plain.send("GET", path, headers={"Host": host})
-    assert status in (400, 404)
+    assert status in (400, 403, 404)
     assert headers["Location"] is None
     assert NAME not in json.dumps(answer).replace(f"use '{NAME}'", "")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import forerun
-from forerun.server import tokenization
+from forerun.server import json_parts
 from forerun.server.protocol import MOST_DETOKENIZED
 from forerun.server.served_model import NUM_INTAKE_THREADS, NUM_TOKENIZATION_THREADS
 from tests.server.served import CHAT, NAME, PROMPT, chat_ids, offline
@@ -28,11 +27,11 @@ def test_a_text_is_tokenised(plain):
 
 
 def test_a_long_answer_is_written_part_by_part(plain, monkeypatch):
-    written, dumps = [], json.dumps
+    written, write = [], json_parts.to_json
     expected = plain.post("/tokenize", {"prompt": "hello \u2713", "return_token_strs": True})
-    monkeypatch.setattr(tokenization, "WRITTEN_AT_ONCE", 3)
+    monkeypatch.setattr(json_parts, "ENTRIES_AT_ONCE", 3)
     body = {"prompt": "hello \u2713", "return_token_strs": True}
-    monkeypatch.setattr(json, "dumps", lambda value, **options: written.append(value) or dumps(value, **options))
+    monkeypatch.setattr(json_parts, "to_json", lambda value: written.append(value) or write(value))
     assert plain.post("/tokenize", body) == expected
     assert max(len(part) for part in written if isinstance(part, list)) == 3
 

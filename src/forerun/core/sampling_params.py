@@ -5,9 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from numbers import Integral, Real
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from forerun.core.structured_outputs import StructuredOutputs, resolve_structured_outputs
 from forerun.errors import RequestError, refuse_unknown_keys, strict_keywords
@@ -125,6 +129,12 @@ class SamplingParams:
                 "ignore_eos: got True with structured_outputs, where nothing can follow the end; leave one of them out"
             )
 
+    @cached_property
+    def allowed_ascending(self) -> npt.NDArray[np.int32] | None:
+        """`allowed_token_ids`, each once; made once for all texts of a request, as there may be a vocabulary of them."""
+        ids = self.allowed_token_ids
+        return None if ids is None else np.array(sorted(set(ids)), dtype=np.int32)
+
     def clone(self) -> SamplingParams:
         """A copy, as vLLM has it; nothing here changes, so `dataclasses.replace` makes one with other values."""
         return replace(self)
@@ -190,7 +200,12 @@ def _plain_number(value: Any) -> Any:
 
 def _is_integer(value: Any) -> bool:
     """Whether `value` is an integer; True and False are none here, whatever Python says."""
-    return isinstance(value, Integral) and not isinstance(value, bool)
+    return type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
+
+
+def _is_int32(value: Any) -> bool:
+    """Whether `value` is an integer that arrays of token ids can hold."""
+    return _is_integer(value) and -(2**31) <= value < 2**31
 
 
 def _is_bias(value: Any) -> bool:
@@ -216,7 +231,7 @@ def _check_types(params: SamplingParams) -> None:
     need("stop", (str, list, tuple), is_text, "a string, a list of strings")
     need("bad_words", (list, tuple), is_text, "a list of strings")
     need("stop_token_ids", (list, tuple), _is_integer, "a list of token ids")
-    need("allowed_token_ids", (list, tuple), _is_integer, "a list of token ids")
+    need("allowed_token_ids", (list, tuple), _is_int32, "a list of token ids")
     need("logit_bias", (Mapping,), _is_integer, "a dict from token id to number")
     need("logits_processors", (list, tuple), callable, "a list of functions")
     if not isinstance(params.prediction, str):

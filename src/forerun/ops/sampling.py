@@ -64,9 +64,7 @@ class SamplingRules:
         forbidden_first = stop_token_ids if params.min_tokens else ()
         self._stop_token_ids = sorted(t for t in forbidden_first if 0 <= t < vocab_size)
         self._num_forbidding_stop = params.min_tokens if self._stop_token_ids else 0
-        self._allowed: Int32s | None = None
-        if params.allowed_token_ids is not None:
-            self._allowed = np.array(sorted(set(params.allowed_token_ids)), dtype=np.int32)
+        self._allowed: Int32s | None = params.allowed_ascending
         self._bias = LogitBias(params.logit_bias) if params.logit_bias else None
         self._processors = as_processors(params.logits_processors, prompt_ids=prompt_ids)
         self._penalties = Penalties(params, prompt_ids=prompt_ids) if penalises(params) else None
@@ -300,7 +298,8 @@ def _check_token_ids(params: SamplingParams, bad_words_ids: Sequence[Sequence[in
                     f"{name}: got token id {token_id}; must be from 0 to {vocab_size - 1}; check it against the tokenizer"
                 )
 
-    check("allowed_token_ids", params.allowed_token_ids or ())
+    if params.allowed_ascending is not None:
+        check("allowed_token_ids", params.allowed_ascending[[0, -1]])  # the ends tell of all
     check("stop_token_ids", params.stop_token_ids or ())
     check("logit_bias", params.logit_bias or ())
     for word in bad_words_ids:

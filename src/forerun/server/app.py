@@ -29,14 +29,15 @@ SANE_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")  # any other id is replaced
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
 
-def build_app(options: ServerOptions, *, lifespan: Lifespan | None = None) -> FastAPI:
+def build_app(options: ServerOptions, *, host: str | None = None, lifespan: Lifespan | None = None) -> FastAPI:
     """The application; `app.state.model` is None until there is a `ServedModel`.
 
+    `host` is the address that this process listens on; None where others listen for it.
     `app.state.read_metrics` may be set to what gives the text of /metrics instead of this server's own.
-    Every route asks for a key, if there are any, unless its endpoint is marked `open_to_all`. No
+    Every route lets in whom `Keys` does, unless its endpoint is marked `open_to_all`. No
     other origin may read answers (there are no CORS headers), and no page is loaded from elsewhere.
     """
-    keys = Keys(options.api_key)
+    keys = Keys(options.api_key, host=host)
     app = FastAPI(
         title="forerun",
         version=forerun.__version__,
@@ -94,7 +95,7 @@ class Edge:
 
 
 class BodyGuard:
-    """Refuses bodies without a key, bodies that are too large, and too many at once.
+    """Refuses bodies of whom `Keys` does not let in, bodies that are too large, and too many at once.
 
     It checks when the endpoint begins to read, so a body that is refused is not read at all.
     """
@@ -105,7 +106,7 @@ class BodyGuard:
         self._num_held = 0  # bytes of the bodies of all requests that are being read or answered
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a request, or answer 401, 413, 429 or 431."""
+        """Handle a request, or answer 401, 403, 413, 429 or 431."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

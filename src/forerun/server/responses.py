@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 import uuid
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from fastapi import Request, Response
@@ -20,6 +20,7 @@ from forerun.core.outputs import CompletionOutput, Logprob, RequestOutput, Strea
 from forerun.errors import ForerunError, RequestError
 from forerun.models.tokenizer import TextStream
 from forerun.server.errors import ApiError, cut_off, refused
+from forerun.server.json_parts import to_json, to_json_in_parts
 from forerun.server.origins import Origins, joined, speculation_metrics
 from forerun.server.protocol import GenerationBody, StreamOptions
 from forerun.server.request_params import in_clients_words
@@ -29,9 +30,6 @@ T = TypeVar("T")
 
 DONE = b"data: [DONE]\n\n"
 LEAST_LOGPROB = -9999.0  # what vLLM writes for -inf, which JSON has no number for
-
-_to_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
-"""Writes JSON as `json.dumps` does, which makes an encoder each time."""
 
 LINE_ENDS = {"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 """Unicode's that JSON leaves as they are -> how they are written in its strings."""
@@ -126,7 +124,7 @@ class ResponseBuilder(ABC):
             submission.close()
 
     async def _whole(self, submission: Submission) -> bytes:
-        """The JSON of a whole answer, choice by choice: log probabilities take long, and the event loop has others to serve."""
+        """The JSON of a whole answer, choice by choice: the event loop has others to serve, also while log probabilities are written."""
         steps = list[StreamDelta]()
         origins = defaultdict[int, list[dict[str, Any]]](list)  # by index
         async for place, delta in submission.deltas():  # spread over the steps, as the event loop has others to serve
@@ -140,10 +138,14 @@ class ResponseBuilder(ABC):
         choices = list[str]()
         for place, output in enumerate(outputs):
             for completion in output.outputs:
-                choices.append(_to_json(self._finished_choice(place, output, completion, origins)))
-                await asyncio.sleep(0)
-        head = _to_json({**self._head, "object": self.whole_object})
-        tail = _to_json(
+                ended = (place, output, completion, origins)
+                if completion.logprobs is None:
+                    choices.append(self._written_choice(*ended))
+                    await asyncio.sleep(0)
+                else:
+                    choices.append(await asyncio.to_thread(self._written_choice, *ended))
+        head = to_json({**self._head, "object": self.whole_object})
+        tail = to_json(
             {
                 "usage": usage_of(outputs),
                 **self.prompt_ids_of(submission),
@@ -161,13 +163,13 @@ class ResponseBuilder(ABC):
             await self.model.finish_files(output)
         return {"kv_transfer_params": outputs[0].kv_transfer_params}
 
-    def _finished_choice(
+    def _written_choice(
         self,
         place: int,
         output: RequestOutput,
         completion: CompletionOutput,
         origins: Mapping[int, Sequence[dict[str, Any]]],
-    ) -> dict[str, Any]:
+    ) -> str:
         choice = {
             "index": self._index(place, completion.index),
             "finish_reason": completion.finish_reason,
@@ -178,7 +180,7 @@ class ResponseBuilder(ABC):
             choice["token_ids"] = completion.token_ids
         if self._wants_origins:
             choice["forerun"] = joined(origins[choice["index"]] if completion.token_ids else ())
-        return choice
+        return to_json_in_parts(choice)
 
     async def _events(self, submission: Submission) -> AsyncGenerator[bytes, None]:
         options = self._body.stream_options or StreamOptions()
@@ -189,11 +191,11 @@ class ResponseBuilder(ABC):
             async for place, delta in submission.deltas():
                 index = self._index(place, delta.index)
                 num_tokens += len(delta.token_ids)
-                chunk = {
-                    **self._head,
-                    "object": self.chunk_object,
-                    "choices": [self._chunk_choice(place, delta, submission, is_first=index not in started)],
-                }
+                is_first = index not in started
+                make = partial(self._chunk_choice, place, delta, submission, is_first=is_first)
+                is_long = is_first and bool(submission.prompt_logprobs(place))  # all of them are echoed
+                choice = await asyncio.to_thread(make) if is_long else make()
+                chunk = {**self._head, "object": self.chunk_object, "choices": [choice]}
                 if not started:
                     chunk |= self.prompt_ids_of(submission)
                 if counts_on:
@@ -203,7 +205,7 @@ class ResponseBuilder(ABC):
                 started.add(index)
                 if self._reports_steps:
                     steps.append(delta)
-                yield event(chunk)
+                yield await asyncio.to_thread(event, chunk, write=to_json_in_parts) if is_long else event(chunk)
             if wants_usage:
                 tail = {"object": self.chunk_object, "choices": [], "usage": usage_of(submission.outputs)}
                 yield event({**self._head, **tail, **self._metrics(submission.outputs, steps)})
@@ -287,9 +289,9 @@ class DisconnectError(Exception):
     """The client has gone."""
 
 
-def event(data: dict[str, Any]) -> bytes:
+def event(data: dict[str, Any], *, write: Callable[[Any], str] = to_json) -> bytes:
     """One event of a stream: one line also for who takes Unicode's line ends for such."""
-    line = _to_json(data)
+    line = write(data)
     for character, escaped in LINE_ENDS.items():
         line = line.replace(character, escaped)  # `str.translate` would take ten times as long as the JSON
     return b"data: %b\n\n" % line.encode()

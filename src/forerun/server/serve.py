@@ -46,7 +46,7 @@ class Server:
     def __init__(
         self, load: Callable[[], LLM], options: ServerOptions, *, report: Callable[[str], None] = print
     ) -> None:
-        self.app = build_app(options, lifespan=self._lifespan)
+        self.app = build_app(options, host=options.host, lifespan=self._lifespan)
         self.is_listening, self.is_ready = threading.Event(), threading.Event()
         self._load = load
         self._options = options

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Response
@@ -13,12 +11,11 @@ from pydantic import BaseModel, Discriminator, Tag
 from forerun.errors import RequestError
 from forerun.models.tools import conversation
 from forerun.server.errors import ApiError
+from forerun.server.json_parts import to_json_in_parts
 from forerun.server.protocol import ConversationBody, DetokenizeBody, TokenizeChatBody, TokenizeTextBody, reply
 from forerun.server.request_params import in_clients_words, refuse_unserved
 from forerun.server.served_model import ServedModel, served_model
 from forerun.server.tool_use import offered
-
-WRITTEN_AT_ONCE = 10_000  # entries of a list; no other thread runs while Python makes JSON of them
 
 router = APIRouter()
 info_router = APIRouter()
@@ -66,21 +63,18 @@ async def tokenize(body: TokenizeBody, model: Annotated[ServedModel, Depends(ser
         else:
             token_ids = tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
         texts = [tokenizer.token_text(token_id) for token_id in token_ids] if body.return_token_strs else None
-        length = model.llm.max_model_len
-        lists = f'"tokens":{_json_list(token_ids)},"token_strs":{"null" if texts is None else _json_list(texts)}'
-        written = f'{{"count":{len(token_ids)},"max_model_len":{length},{lists}}}'
-        return Response(written, media_type="application/json")
+        found = {
+            "count": len(token_ids),
+            "max_model_len": model.llm.max_model_len,
+            "tokens": token_ids,
+            "token_strs": texts,
+        }
+        return Response(to_json_in_parts(found), media_type="application/json")
 
     try:
         return await model.in_thread(answer)
     except RequestError as error:
         raise in_clients_words(error, body) from None
-
-
-def _json_list(entries: Sequence[int] | Sequence[str]) -> str:
-    """The JSON of a list, written part by part."""
-    parts = (entries[begin : begin + WRITTEN_AT_ONCE] for begin in range(0, len(entries), WRITTEN_AT_ONCE))
-    return f"[{','.join(json.dumps(part, ensure_ascii=False, separators=(',', ':'))[1:-1] for part in parts)}]"
 
 
 @router.post("/detokenize", responses=reply(Text))
