@@ -144,7 +144,10 @@ def test_an_unknown_key_names_its_configuration():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"settings": replace(SETTINGS, max_model_len=20)}, r"max_tokens: got 12 after the 12 of prompt 1 of 'loops'"),
+        (
+            {"settings": replace(SETTINGS, max_model_len=20)},
+            r"prompt 1 of 'loops' has 12 tokens, and its answer 12; .* 20",
+        ),
         ({"settings": replace(SETTINGS, max_num_seqs=2), "workload": ComparisonWorkload(batch_size=3)}, "batch_size"),
         ({"prompts": {"none": []}}, "prompts: got none"),
     ],
@@ -163,6 +166,29 @@ def test_ctrl_c_leaves_whole_rounds(monkeypatch):
     assert (found.repeats, len(found.all_gigabytes_per_second)) == (1, 1)
     assert {len(one.all_tokens_per_second) for one in found.outcomes} == {1}
     assert {one.texts for one in found.outcomes} == {"identical"}
+
+
+def test_ctrl_c_while_texts_are_judged_leaves_all_that_was_measured(monkeypatch):
+    """To judge one takes a pass of the target over it."""
+    answer, judged = compare.answer, iter([True])
+
+    def answer_otherwise(llm, *given, **options):
+        found = answer(llm, *given, **options)
+        if llm.speculative.num_speculative_tokens:
+            found.texts[0][-1] += 1
+        return found
+
+    def judge(*_):
+        for is_near_tie in judged:
+            return is_near_tie
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(compare, "answer", answer_otherwise)
+    with pytest.raises(Interrupted, match="2 of 2 rounds, and not all texts that differ were looked at") as caught:
+        measure({"one": NGRAM, "other": NGRAM}, prompts={"loops": PROMPTS["loops"][:1]}, judge=judge)
+    plain, one, other = caught.value.found.outcomes
+    assert (plain.num_near_ties, one.num_near_ties, other.num_near_ties) == (0, 1, None)
+    assert (one.texts, other.texts) == ("1 of 1 differ, 1 by near-ties", "1 of 1 differ")
 
 
 def test_ctrl_c_before_a_whole_round_leaves_nothing(monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,8 +11,11 @@ import torch
 import forerun
 from forerun import LLM
 from forerun.bench import machine
+from forerun.config.kernel_table import table_file
 from forerun.core import cpu_name
+from forerun.ops.cuda.tiles import Tiles, TileTable
 from forerun.ops.native.library import KERNELS_VARIABLE, load_kernels
+from tests.gpus import H200, FakeCuda
 
 
 def test_the_line_names_processor_cores_and_versions(tmp_path, monkeypatch):
@@ -34,6 +38,25 @@ def test_kernels_are_named_by_level_weights_and_threads(folder, settings, weight
     kernels = load_kernels()
     line = machine.describe_kernels(dummy_llm(folder, **settings))
     assert line == f"native {kernels.level}{weights}, {kernels.num_threads} threads"
+
+
+def test_a_gpus_kernels_are_named_with_the_table_by_which_they_cut(tmp_path, monkeypatch):
+    monkeypatch.setenv("FORERUN_CACHE", str(tmp_path))
+    monkeypatch.setattr("forerun.ops.cuda.system.InstalledCuda", FakeCuda)
+    gpu = torch.device("cuda", 0)
+    llm = SimpleNamespace(
+        device=gpu,
+        kernels=None,
+        has_device_layers=True,
+        settings=SimpleNamespace(device_matmul="kernels", kernel_table=None),
+    )
+    assert machine.describe_kernels(llm) == "Triton kernels"
+    table = TileTable(gpu=H200.name, capability=H200.capability, triton="3.7.1", tiles={(64, 64): Tiles(64, 64, 2)})
+    table.write(table_file(tmp_path, H200, "3.7.1"))
+    assert machine.describe_kernels(llm) == f"Triton kernels, table {table.digest}"
+    assert machine.kernel_table(torch.device("cpu"), None) is None
+    llm.has_device_layers = False
+    assert machine.describe_kernels(llm) == "torch", "which cuts by itself"
 
 
 def dummy_llm(folder, **settings):

@@ -184,6 +184,16 @@ def test_a_file_that_is_not_packed_as_its_name_says_is_refused(tmp_path):
         read_recording(path)
 
 
+def test_a_packed_file_with_a_bit_that_is_another_is_refused(recording, tmp_path):
+    path = tmp_path / "texts.jsonl.gz"
+    write_recording(recording, path)
+    whole = path.read_bytes()
+    for place in range(100, len(whole), 31):  # behind the head, whose name of a file says nothing
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
+        with pytest.raises(ConfigError, match=r"texts\.jsonl\.gz"):
+            read_recording(path)
+
+
 def test_a_recording_says_whether_its_weights_were_made_up_and_an_older_one_that_they_were_not(recording, tmp_path):
     path = tmp_path / "texts.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in (HEAD, TEXT)))

@@ -61,6 +61,12 @@ def test_the_simulator_confirms(folder, capsys):
     assert "of 50 in the simulator" in capsys.readouterr().out
 
 
+def test_what_answers_of_one_token_have_not_is_not_without_end(folder, capsys):
+    assert run(folder, "--load", "rate=2,isl=100,osl=1", *SLA, "--confirm", "--num-requests", 20) == 0
+    (row,) = (line for line in capsys.readouterr().out.splitlines() if line.lstrip().startswith("TPOT"))
+    assert row.split()[1:9] == ["0"] * 4 + ["-"] * 4
+
+
 def test_an_infeasible_sla_is_said_with_the_best_that_can_be_done(folder, tmp_path, capsys):
     assert run(folder, "--sla", "ttft=5ms", *LOAD, "--budget", 2, "--output", tmp_path) == 1
     shown = " ".join(capsys.readouterr().out.split())
@@ -247,7 +253,7 @@ def test_a_day_is_drawn(folder, trace, tmp_path):
         ((*SLA, *LOAD, "--observed", "x.json", "--time-factor", 1.1), "contradicts --time-factor"),
         ((*SLA, *LOAD, "--observed-config", "suffix"), "given without --observed"),
         ((*SLA, *LOAD, "--observed", "nothing.json"), "give the result of a load test"),
-        ((*SLA, *LOAD, "--time-factor", 0), "must be a number above 0"),
+        ((*SLA, *LOAD, "--time-factor", 0), "time_factor: got 0; must be a finite number above 0"),
         ((*SLA, "--load", "rate=1,isl=5000,osl=10"), "must be at most that: profile with"),
         ((*SLA, "--replay", "nothing.jsonl"), "nothing.jsonl"),
     ],

@@ -12,6 +12,7 @@ from forerun.bench.profiling.profiler import Profiler
 from forerun.bench.profiling.stages import STAGES, open_stages
 from forerun.cli import profile
 from forerun.cli.app import INTERRUPTED, main
+from forerun.core.held_folder import held_folder
 from forerun.plan.acceptance import AcceptanceProfile
 from forerun.plan.profile import SERVERS_KERNELS, Profile
 from forerun.plan.step_times import DraftingCost
@@ -75,6 +76,15 @@ def test_a_profile_is_written_and_shown(tmp_path: Path, capsys: pytest.CaptureFi
         (["--server", "http://127.0.0.1:9", "--tensor-parallel-size", "0"], "--tensor-parallel-size: got 0; must be"),
         (["--server", "http://127.0.0.1:9"], "no server answers"),
         (["--num-kv-tokens", "100"], "is for --server"),
+        (
+            [
+                "--server",
+                "http://127.0.0.1:9",
+                "--speculative-config",
+                '{"method": "suffix", "num_speculative_tokens": null}',
+            ],
+            "--speculative-config: got num_speculative_tokens=None; must be a whole number",
+        ),
         (["--output-dir", "pyproject.toml"], "Not a directory"),
     ],
 )
@@ -124,6 +134,10 @@ def test_profiles_of_a_server_are_put_into_one_folder(tmp_path: Path, capsys: py
     open_stages(begun, {}).keep("round-0", {})
     assert main([*words, "--output-dir", str(begun)]) == 2
     assert "has an unfinished profile, which would be lost" in capsys.readouterr().err
+    with held_folder(begun, "--output-dir", "measures"):
+        assert main([*words, "--output-dir", str(begun), "--overwrite"]) == 2
+    assert "another process measures into" in capsys.readouterr().err
+    assert (begun / STAGES).exists(), "which is that one's"
     assert main([*words, "--output-dir", str(begun), "--overwrite"]) == 0
     assert not (begun / STAGES).exists(), "an earlier profile is deleted"
     assert main([*words, "--output-dir", str(tmp_path / "plain"), "--overwrite"]) == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -180,6 +181,7 @@ def test_rates_may_change(folder, capsys, arrivals):
         ((*LOAD, "--max-num-batched-tokens", -5), "max_num_batched_tokens: got -5; must be at least max_num_seqs (8)"),
         ((*LOAD, "--max-num-seqs", 200), "max_num_batched_tokens: got 128; must be at least max_num_seqs (200)"),
         ((*LOAD, "--transfer-seconds", 1), "nothing is handed over without --prefill-replicas"),
+        ((*LOAD, "--transfer-seconds", "inf", "--prefill-replicas", 1), "transfer: got inf s"),
         (
             (*LOAD, "--prompt-class", "chat"),
             "prompt_class: got 'chat' with --config plain, which drafts nothing; it applies",
@@ -261,3 +263,15 @@ def test_two_requests_may_be_any_time_apart(folder, tmp_path, capsys):
 def test_a_folder_without_a_profile_is_refused(tmp_path, capsys):
     assert run(tmp_path, *LOAD) == 2
     assert "has no profile.json" in capsys.readouterr().err
+
+
+def test_what_a_servers_steps_were_not_measured_for_is_said_of_those_with_its_drafts(tmp_path, caplog):
+    """Of a profile that was put together: its plain steps are those of another start of the server."""
+    plain, drafting = (
+        StepTimeModel(STEP_TIMES.weights, measured=replace(MEASURED, context_tokens=tokens)) for tokens in (10, 10_000)
+    )
+    a_profile(tmp_path, step_times=plain, served_steps={"rates": drafting})
+    assert run(tmp_path, *LOAD, "--config", "rates", "--json") == 0
+    assert "tokens of context" not in caplog.text
+    assert run(tmp_path, *LOAD, "--json") == 0
+    assert "tokens of context (up to 10 were measured)" in caplog.text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -184,8 +185,8 @@ def test_a_rate_with_goals_is_tuned_for_goodput(tune):
         (["--rounds", "0"], "--rounds: got 0"),
         (["--finalists", "0"], "--finalists: got 0"),
         (["--max-tokens", "0"], "--max-tokens: got 0"),
-        (["--max-tokens", "2000"], "of prompt 1; max_model_len is 1024"),
-        (["--max-model-len", "16"], "of prompt 1; max_model_len is 16"),
+        (["--max-tokens", "2000"], "and its answer 2000; max_model_len is 1024"),
+        (["--max-model-len", "16"], "and its answer 12; max_model_len is 16"),
         (["--try-quantization", "int5"], "quantization: got 'int5'"),
         (["--try-max-num-seqs", "0"], "got 0 sequences"),
         (["--try-max-num-seqs", "4096"], "got 4096 sequences with 2048 tokens"),
@@ -215,6 +216,18 @@ def test_more_sequences_than_a_quarter_of_the_tokens_may_be_tried():
 def test_a_folder_of_another_tuning_is_refused(tune, begin):
     begin()
     assert "is of a tuning with load" in tune("--dry-run", "--load", "concurrency=2", code=2).err
+
+
+def test_a_folder_of_a_drafter_that_was_trained_further_is_refused(tune, begin, tmp_path):
+    head = tmp_path / "head"
+    shutil.copytree(save_stand_in(tmp_path / "made"), head)
+    (tmp_path / "configs.yaml").write_text(
+        f"{CONFIGS}ours: {{method: draft_model, model: {head}, num_speculative_tokens: 2}}"
+    )
+    begin()
+    (weights,) = head.glob("*.safetensors")
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
+    assert "is of a tuning with drafters.ours." in tune("--dry-run", code=2).err
 
 
 def test_a_tuning_that_goes_on_in_another_process_is_left_alone(tune, begin, tmp_path):

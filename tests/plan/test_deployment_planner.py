@@ -306,6 +306,9 @@ def test_a_factor_that_one_configuration_cannot_reach_still_corrects_the_others(
         assert found.acceptance["suffix"].mean_accept_length == pytest.approx(reached)
     with pytest.raises(ConfigError, match="acceptance_factor: got -1; must be a finite number, at least 0"):
         corrected(profile, time_factor=1.0, acceptance_factor=-1.0)
+    for factor in (0.0, math.nan, math.inf):
+        with pytest.raises(ConfigError, match=f"time_factor: got {factor:g}; must be"):
+            corrected(profile, time_factor=factor, acceptance_factor=1.0)
 
 
 @pytest.mark.parametrize(
@@ -388,6 +391,19 @@ def test_what_the_simulator_says_of_acceptance_leaves_the_prompt_out_as_the_pred
     counted = simulated(trees, answer.plan, load, num_requests=400).speculation
     assert counted.acceptance_length is not None
     assert counted.acceptance_length < 0.9 * found["acceptance_length"]
+    assert found["acceptance_length"] == pytest.approx(plan.predicted["acceptance_length"], rel=0.15)
+
+
+def test_what_the_simulator_says_of_acceptance_leaves_both_prompts_out_where_they_are_apart(trees: Profile) -> None:
+    """Who decodes takes the prompt up in a step without a draft, too, which would count for a fifth here."""
+    load, options = (
+        Load(rate=1.0, isl=100, osl=8),
+        PlanningOptions(layouts=(Layout.DISAGGREGATED,), methods=("static",)),
+    )
+    plan, answer = plan_deployment(trees, load, EASY, options)
+    assert answer.plan.policy.speculation is not None
+    found = confirmed(trees, plan, answer, options, num_requests=400)[0].simulated
+    assert found is not None
     assert found["acceptance_length"] == pytest.approx(plan.predicted["acceptance_length"], rel=0.15)
 
 

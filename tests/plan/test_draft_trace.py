@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -118,6 +119,16 @@ def test_classes_of_prompts_are_counted_apart_and_together() -> None:
     assert trace.acceptance().num_reached[0] == sum(parts)
 
 
+def test_files_with_a_bit_that_is_another_are_refused_with_their_name(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    random_trace(num_texts=20).save(path)
+    whole = path.read_bytes()
+    for place in range(100, len(whole), 97):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
+        with suppress(ConfigError):  # some bits say nothing of what is read
+            DraftTrace.load(path)
+
+
 def test_damaged_files_are_refused_with_their_name(tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
     with pytest.raises(ConfigError, match=r"a\.npz"):
@@ -134,6 +145,14 @@ def test_damaged_files_are_refused_with_their_name(tmp_path: Path) -> None:
     np.savez(path, **arrays | {"version": np.array(True)})
     with pytest.raises(ConfigError, match="is of version True; must be 1"):
         DraftTrace.load(path)
+    for name, value in (
+        ("first_places", np.array([])),
+        ("first_places", np.array(1)),
+        ("num_speculative_tokens", [1, 2]),
+    ):
+        np.savez(path, **arrays | {name: value})
+        with pytest.raises(ConfigError, match=r"a\.npz"):
+            DraftTrace.load(path)
     np.savez(path, **arrays | {"parents": arrays["parents"][:-1]})
     with pytest.raises(ConfigError, match="parents has shape"):
         DraftTrace.load(path)

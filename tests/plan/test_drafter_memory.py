@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
+from forerun.config.gpu_memory import MemoryShare
 from forerun.config.kv_memory import plan_kv
 from forerun.config.settings import EngineSettings
 from forerun.drafters.auto import AutoConfig
@@ -26,6 +27,7 @@ from forerun.plan.drafter_memory import (
     NOTHING,
     drafter_memory,
     kv_memory,
+    models_of,
     num_blocks,
 )
 from tests.contract.drafters import Stub
@@ -152,6 +154,28 @@ def test_the_target_in_fewer_bits_takes_less_than_the_target(bits):
     assert drafter_memory(PROFILE, {"method": "self", "exit_layer": 4}) == NOTHING
 
 
+def test_the_target_in_fewer_bits_is_counted_by_its_files(tmp_path):
+    """Which are loaded again: of a target that is in blocks of 4 bits already they say how many weights these are."""
+    path, config = tmp_path / "tiny.gguf", {"method": "self", "quantization": "int8"}
+    save_tiny_gguf(path, kinds=["Q4_0"])
+    target = replace(PROFILE, model=str(path))
+    drafter = {"method": "draft_model", "model": str(path), "quantization": "int8"}
+    assert drafter_memory(target, config).models == drafter_memory(target, drafter).models
+    gone, quantized = replace(PROFILE, model="no/such.gguf"), replace(PROFILE, model=str(tmp_path))
+    path.unlink()
+    (tmp_path / "config.json").write_text('{"quantization_config": {"quant_method": "gptq"}}')
+    for unknown in (gone, quantized):
+        (most,) = drafter_memory(unknown, config).models
+        assert most > 1.8 * PROFILE.weight_bytes, "of weights that may be in little more than 4 bits"
+
+
+def test_models_are_those_of_a_drafter_and_of_all_within_it():
+    within = [{"method": "suffix"}, {"model": "org/head"}, {"method": "auto", "drafter": {"model": "./mine"}}]
+    assert models_of({"method": "hybrid", "drafters": within}) == ["org/head", "./mine"]
+    assert models_of({"model": "a", "drafters": 5}) == ["a"]
+    assert models_of(None) == models_of({"model": 5}) == []
+
+
 def test_widths_are_those_of_the_kernels_formats():
     rounded = [one for one in WEIGHT_FORMATS.values() if one.is_quantization]
     assert max(max(one.bytes_per_weight, one.bytes_per_head_weight) for one in rounded) == MOST_ROUNDED
@@ -249,6 +273,16 @@ def test_a_gpus_blocks_are_as_many_as_the_engine_counts(tmp_path):
         settings = EngineSettings(model="tiny", block_size=size, kv_cache_memory_bytes=memory, **many)
         assert num_blocks(profile, given) == plan_kv(settings, model, with_it).num_blocks
     assert num_blocks(profile, config) == (777 * own - 104) // (own + part) < 777
+    with_scratch = replace(profile, drafter_scratch_blocks={"head": drafter.num_scratch_blocks, "suffix": 0})
+    settings = replace(settings, kv_cache_memory_bytes=None)
+    share = MemoryShare(
+        total=777 * own, utilization=1.0, weights=104, largest_step=0, graphs=0, libraries=0
+    )  # of a GPU that the profiled engine's KV filled
+    left = plan_kv(settings, model, drafter, measure=lambda: share).num_blocks
+    assert num_blocks(with_scratch, config) == left == num_blocks(profile, config) - drafter.num_scratch_blocks
+    memory = kv_memory(with_scratch, drafter_memory(with_scratch, config))
+    assert plan_kv(replace(settings, kv_cache_memory_bytes=memory), model, drafter).num_blocks == left
+    assert memory + 104 + drafter.num_scratch_blocks * (own + part) <= 777 * own
     on_cpu = replace(profile, device="cpu")
     settings = replace(settings, kv_cache_memory_bytes=kv_memory(on_cpu, drafter_memory(on_cpu, config)))
     assert num_blocks(on_cpu, config) == plan_kv(settings, model, drafter).num_blocks == 777
@@ -256,7 +290,7 @@ def test_a_gpus_blocks_are_as_many_as_the_engine_counts(tmp_path):
 
 def test_a_drafter_that_leaves_no_memory_for_kv_is_refused(tmp_path):
     config = head_in(tmp_path)
-    with pytest.raises(ConfigError, match=r"takes 0 MiB for its weights, .* must leave room for a block .*--method"):
+    with pytest.raises(ConfigError, match=r"takes 0 MiB for its weights and its drafts' KV, .* a block .*--method"):
         num_blocks(replace(ON_GPU, kv_cache_memory_bytes=100), config)
     unknown = replace(ON_GPU, kv_bytes_per_token=None)
     assert num_blocks(unknown, config) == PROFILE.num_blocks

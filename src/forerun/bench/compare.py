@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from forerun.bench.instruments import (
@@ -19,7 +20,8 @@ from forerun.bench.instruments import (
     whole_rounds,
 )
 from forerun.bench.machine import describe_kernels, describe_machine
-from forerun.bench.outcomes import PLAIN, Answers, Comparison, Judge, Rounds, summarise
+from forerun.bench.outcomes import PLAIN, Answers, Comparison, Judge, Outcome, Rounds, summarise
+from forerun.bench.prompts import check_room
 from forerun.bench.workloads import ComparisonWorkload
 from forerun.config.settings import EngineSettings
 from forerun.config.speculative_config import SpeculativeConfig, resolve_speculative
@@ -55,13 +57,13 @@ def measure_comparison(
         prompts: kind -> token ids of each prompt.
         workload: tokens to generate, rounds, batch size, temperature.
         judge: decides for each greedy text that differs and must not whether rounding explains it.
-            None if nothing does.
+            None: that is not looked for.
         progress: is called with the state of the measurement.
         clock: times the answers.
 
     Raises:
         ForerunError: a configuration (named in the message) or a prompt does not fit the target.
-        Interrupted: Ctrl-C came after a whole round.
+        Interrupted: Ctrl-C came after a whole round, or while texts were judged.
     """
     check_batch_size(settings, workload)
     prompts = {kind: ids[: workload.num_prompts] for kind, ids in prompts.items()}
@@ -80,6 +82,16 @@ def measure_comparison(
         for name, llm in engines.items()
     }
     progress("comparing the texts")
+    outcomes: list[Outcome] = []
+    is_greedy = workload.temperature < GREEDY_BELOW
+    left_open = ""
+    for (kind, _), of_one in found.items():
+        summary = partial(summarise, of_one, found[kind, PLAIN], prompts[kind], is_greedy=is_greedy)
+        try:
+            outcomes.append(summary(judge=judge))
+        except KeyboardInterrupt:
+            judge, left_open = None, ", and not all texts that differ were looked at for near-ties"
+            outcomes.append(summary(judge=None))
     comparison = Comparison(
         model=settings.model,
         dtype=str(plain.dtype).removeprefix("torch."),
@@ -93,19 +105,10 @@ def measure_comparison(
         gigabytes_per_second=statistics.median(bandwidths),
         all_gigabytes_per_second=bandwidths,
         configs=configs,
-        outcomes=[
-            summarise(
-                of_one,
-                found[kind, PLAIN],
-                prompts[kind],
-                is_greedy=workload.temperature < GREEDY_BELOW,
-                judge=judge,
-            )
-            for (kind, _), of_one in found.items()
-        ],
+        outcomes=outcomes,
     )
-    if len(rounds) < workload.repeats:
-        raise Interrupted(comparison, f"{len(rounds)} of {workload.repeats} rounds")
+    if len(rounds) < workload.repeats or left_open:
+        raise Interrupted(comparison, f"{len(rounds)} of {workload.repeats} rounds{left_open}")
     return comparison
 
 
@@ -166,14 +169,7 @@ def _longest(
     """
     if not prompts or not all(prompts.values()):
         raise ConfigError("prompts: got none; give one or more of each kind")
-    most = settings.max_model_len or target.model.max_model_len
-    for kind, ids in prompts.items():
-        for number, prompt in enumerate(ids, 1):
-            if len(prompt) + workload.max_tokens > most:
-                raise ConfigError(
-                    f"max_tokens: got {workload.max_tokens} after the {len(prompt)} of prompt {number} of {kind!r}; "
-                    f"max_model_len is {most}; ask for less or leave the prompt out"
-                )
+    check_room(prompts, workload.max_tokens, most=settings.max_model_len or target.model.max_model_len)
     return max(len(prompt) for ids in prompts.values() for prompt in ids) + workload.max_tokens
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import platform
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forerun import __version__
 from forerun.core.cpu_name import describe_processor
 
 if TYPE_CHECKING:
+    from os import PathLike
+
     import torch
 
     from forerun.llm import LLM
@@ -31,15 +34,34 @@ def machine_name(device: torch.device) -> str:
 
 
 def describe_kernels(llm: LLM) -> str:
-    """What computes the forward pass, and in how many threads, e.g. "native avx512bf16, 2 threads"."""
+    """What computes the forward pass, and in how many threads, e.g. "native avx512bf16, 2 threads"; on a GPU by which table."""
     import torch
 
     arithmetic = describe_arithmetic(llm)
     if llm.kernels is not None:
         return f"{arithmetic}, {llm.kernels.num_threads} threads"
     if llm.has_device_layers or llm.device.type != "cpu":
-        return arithmetic
+        table = kernel_table(llm.device, llm.settings.kernel_table) if llm.has_device_layers else None
+        return arithmetic if table is None else f"{arithmetic}, table {table}"
     return f"{arithmetic}, {torch.get_num_threads()} threads"
+
+
+def kernel_table(device: torch.device, named: str | PathLike[str] | None) -> str | None:
+    """The digest of the table by which a GPU's kernels cut their products; None: there is none, or no GPU.
+
+    Args:
+        device: that computes.
+        named: a table's file, see `EngineSettings.kernel_table`.
+    """
+    if device.type != "cuda":
+        return None
+    from forerun.config.kernel_table import find_table
+    from forerun.core.cache_folder import cache_folder
+    from forerun.ops.cuda.system import InstalledCuda
+
+    path = None if named is None else Path(named).expanduser()
+    found = find_table(path, InstalledCuda(), device.index or 0, folder=cache_folder())
+    return None if found is None else found[1].digest
 
 
 def describe_arithmetic(llm: LLM) -> str:

@@ -43,7 +43,7 @@ class Outcome:
     speculation: SpeculationStats
     num_failed_drafts: int
     num_differing: int  # prompts whose text is not plain decoding's
-    num_near_ties: int  # of these, explained by rounding
+    num_near_ties: int | None  # of these, explained by rounding; None: that was not looked for
     is_lossless: bool
     must_be_identical: bool  # lossless, and sampled with plain decoding's noise if sampled at all
 
@@ -150,7 +150,7 @@ def summarise(
 ) -> Outcome:
     """Compare the rounds of a configuration with those of plain decoding.
 
-    `judge` is called for greedy texts that must be identical and are not.
+    `judge` is called for greedy texts that must be identical and are not; None: their near-ties are not looked for.
     """
     speculative = rounds.llm.speculative
     must_be_identical = speculative.is_lossless and (is_greedy or isinstance(speculative.verifier, MatchingConfig))
@@ -160,12 +160,12 @@ def summarise(
         speculation.add(batch.speculation)
         times.add(batch.times)
     differing = _differing(rounds, plain)
-    num_near_ties = 0
-    if must_be_identical and is_greedy and judge is not None:
-        num_near_ties = sum(
-            _part_at_near_tie(plain.llm, prompts[place], expected, got, judge)
-            for place, (expected, got) in differing.items()
-        )
+    to_judge = differing if must_be_identical and is_greedy else {}
+    near_ties = [
+        _part_at_near_tie(plain.llm, prompts[place], expected, got, judge)
+        for place, (expected, got) in to_judge.items()
+        if judge is not None
+    ]
     speeds, decode_speeds = rounds.speeds, rounds.decode_speeds
     speed_ups = _ratios(speeds, plain.speeds)
     return Outcome(
@@ -183,7 +183,7 @@ def summarise(
         speculation=speculation,
         num_failed_drafts=sum(batch.num_failed_drafts for batch in batches),
         num_differing=len(differing),
-        num_near_ties=num_near_ties,
+        num_near_ties=None if to_judge and judge is None else sum(near_ties),
         is_lossless=speculative.is_lossless,
         must_be_identical=must_be_identical,
     )

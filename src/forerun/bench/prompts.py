@@ -145,6 +145,26 @@ def encode_prompt(tokenizer: Tokenizer, prompt: str | Sequence[Mapping[str, Any]
     return tokenizer.apply_chat_template([{"role": "user", "content": prompt}])
 
 
+def check_room(prompts: Mapping[str, Sequence[Sequence[int]]], num_tokens: int, *, most: int) -> None:
+    """Refuse prompts whose answers an engine would cut off.
+
+    Args:
+        prompts: kind -> token ids of each prompt.
+        num_tokens: of each answer.
+        most: tokens of a prompt and its answer.
+
+    Raises:
+        ConfigError: there is one; the message names it.
+    """
+    for kind, of_kind in prompts.items():
+        for number, ids in enumerate(of_kind, 1):
+            if len(ids) + num_tokens > most:
+                raise ConfigError(
+                    f"prompts: prompt {number} of {kind!r} has {len(ids)} tokens, and its answer {num_tokens}; max_model_len is "
+                    f"{most}, which is the most in sum: shorten it or leave it out, or ask for fewer max_tokens"
+                )
+
+
 def random_prompts(llm: LLM, count: int, *, input_len: int, output_len: int) -> list[list[int]]:
     """`count` prompts of `input_len` random tokens, drawn with the engine's seed.
 

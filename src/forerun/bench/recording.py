@@ -11,6 +11,7 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -284,7 +285,7 @@ def read_recording(path: Path) -> Recording:
                 texts.append(RecordedText.from_json(line))
             if not texts:
                 raise ValueError("has no text")
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise ConfigError(f"cannot read {path} ({error}); give a file that forerun bench replay has recorded") from None
     except (ValueError, KeyError, TypeError) as error:
         why = f"lacks {error}" if isinstance(error, KeyError) else str(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
@@ -87,8 +88,17 @@ class ComparisonWorkload:
 
     def __post_init__(self) -> None:
         _check_counts(self)
-        if not self.temperature >= 0:
-            raise ConfigError(f"temperature: got {self.temperature}; must be 0 or more")
+        check_temperature("temperature", self.temperature)
+
+
+def check_temperature(name: str, value: float) -> None:
+    """Refuse what no text is sampled at, before anything is loaded.
+
+    Raises:
+        ConfigError: it is below 0, or no finite number.
+    """
+    if not 0.0 <= value < math.inf:
+        raise ConfigError(f"{name}: got {value}; must be 0 or more, and finite")
 
 
 def _check_counts(

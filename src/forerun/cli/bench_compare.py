@@ -113,6 +113,7 @@ def read_configs(path: Path) -> dict[str, dict[str, Any]]:
     """
     from forerun.bench.outcomes import PLAIN  # torch: only when it is needed
     from forerun.config.speculative_config import AUTO, resolve_speculative
+    from forerun.plan.profile import with_underscores
 
     given = read_yaml(path, option="--configs", example=CONFIG_EXAMPLE)
     listed: list[tuple[str | None, Any]] = []
@@ -137,16 +138,8 @@ def read_configs(path: Path) -> dict[str, dict[str, Any]]:
             raise ConfigError(
                 f"{where}: the name {name!r} is taken; give each a name of its own ({PLAIN!r} is decoding without drafts)"
             )
-        configs[name] = _with_underscores(config, where)
+        configs[name] = with_underscores(config)
     return configs
-
-
-def _with_underscores(config: dict[str, Any], where: str) -> dict[str, Any]:
-    """The configuration with underscores in its keys, as all who read it on want them."""
-    found = {str(key).replace("-", "_"): value for key, value in config.items()}
-    if len(found) < len(config):
-        raise ConfigError(f"{where}: a key is given twice, with hyphens and with underscores; keep one")
-    return found
 
 
 def _take_name(config: Any) -> tuple[str | None, Any]:
@@ -216,7 +209,7 @@ def _notes(outcome: Outcome) -> list[str]:
     notes = []
     if outcome.num_failed_drafts:
         notes.append(f"the drafter failed {outcome.num_failed_drafts} time(s), see the warning above")
-    unexplained = outcome.num_differing - outcome.num_near_ties
+    unexplained = 0 if outcome.num_near_ties is None else outcome.num_differing - outcome.num_near_ties
     if outcome.must_be_identical and unexplained:
         notes.append(f"{unexplained} text(s) differ beyond near-ties; forerun verify tells what that is")
     return notes

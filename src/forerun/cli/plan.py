@@ -251,7 +251,7 @@ def _latencies(found: DeploymentPlan) -> Table:
     for name in LATENCIES:
         limit = getattr(found.sla, name)
         cells = [
-            _milliseconds(figures.get(f"{name}_{what}_ms"))
+            _milliseconds(figures[key]) if (key := f"{name}_{what}_ms") in figures else "-"  # of answers of one token
             for figures in sources.values()
             for what in ("mean", "p50", "p95", "p99")
         ]

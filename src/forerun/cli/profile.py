@@ -15,7 +15,8 @@ from cyclopts import Group, Parameter
 from rich.console import Console
 from rich.table import Table
 
-from forerun.bench.profiling.stages import check_folder, delete_profile, is_begun
+from forerun.bench.profiling.stages import check_folder, delete_profile, held_profile, is_begun
+from forerun.bench.workloads import check_temperature
 from forerun.cli import loading
 from forerun.cli.bench import parse_numbers
 from forerun.cli.bench_compare import read_configs
@@ -122,8 +123,7 @@ class DrafterOptions:
     """Of the answers that drafters are judged by."""
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.temperature < float("inf"):
-            raise ConfigError(f"--temperature: got {self.temperature}; must be 0 or more")
+        check_temperature("--temperature", self.temperature)
 
     def kinds(self) -> Mapping[str, Sequence[Prompt]]:
         """The prompts by class."""
@@ -180,9 +180,11 @@ def profile(
     if server.merge is not None:
         _refuse_measuring(drafters, grid, engine)
         found = _merged(model, server.merge, into=folder)
-        if overwrite:
-            delete_profile(folder)
-        found.save(folder)
+        with held_profile(folder):
+            check_folder(folder, overwrite=overwrite, goes_on=False)  # what there is by now
+            if overwrite:
+                delete_profile(folder)
+            found.save(folder)
     elif server.server is None:
         target, task = _local(model, drafters, grid, engine)
         from forerun.bench.profiling.profiler import Profiler

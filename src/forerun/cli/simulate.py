@@ -298,7 +298,9 @@ def simulate(
     found = _run(engine, arriving, fleet.fleet(known.kv_bytes_per_token), seed, keeps_chunks=result.save_chunks)
     warnings = [
         f"not measured: {beyond}; profile further for a sure answer"
-        for beyond in missing_points(known.step_times, **asdict(engine.largest))
+        for beyond in missing_points(
+            known.steps_of(None if fleet.config == PLAIN else fleet.config), **asdict(engine.largest)
+        )
     ]
     warnings += requests.unseen_rates()
     for one in warnings:

@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 import forerun
+from forerun.bench.workloads import check_temperature
 from forerun.cli import loading
 from forerun.cli.bench_compare import read_configs
 from forerun.cli.command import command
@@ -70,8 +71,7 @@ class WorkloadOptions:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"--{name.replace('_', '-')}: got {value}; must be 1 or more")
-        if not 0.0 <= self.temperature < float("inf"):
-            raise ConfigError(f"--temperature: got {self.temperature}; must be 0 or more")
+        check_temperature("--temperature", self.temperature)
         if self.objective == "goodput" and self.goodput is None:
             raise ConfigError("--objective: got goodput without goals; give --goodput, e.g. ttft:500 tpot:50")
 
@@ -297,7 +297,8 @@ def _limits(load: OfferedLoad, search: SearchOptions, engine: EngineOptions) -> 
 
 def _identity(settings: TuningSettings, target: LoadedTarget, profile: Path | None) -> dict[str, Any]:
     """What a tuning is of: a folder goes on only with the same."""
-    from forerun.bench.machine import machine_name  # torch: only when it is needed
+    from forerun.bench.drafter_files import drafter_fingerprints
+    from forerun.bench.machine import kernel_table, machine_name  # torch: only when it is needed
 
     workload, engine, kernels = settings.workload, settings.engine, target.kernels
     prompts = hashlib.sha256(json.dumps([*workload.prompts]).encode()).hexdigest()[:16]
@@ -307,6 +308,7 @@ def _identity(settings: TuningSettings, target: LoadedTarget, profile: Path | No
         "fingerprint": target.fingerprint()[:16],
         "machine": machine_name(target.model.device),
         "kernels": None if kernels is None else f"{kernels.level}, {kernels.num_threads} threads",
+        "kernel_table": kernel_table(target.model.device, engine.kernel_table),
         "engine": {one.name: str(getattr(engine, one.name)) for one in fields(engine) if one.name not in OF_THE_SPACE},
         "profile": None if profile is None else hashlib.sha256((profile / PROFILE_FILE).read_bytes()).hexdigest()[:16],
         "prompts": f"{len(workload.prompts)} prompts, {prompts}",
@@ -316,6 +318,7 @@ def _identity(settings: TuningSettings, target: LoadedTarget, profile: Path | No
         "sla": None if workload.sla is None else workload.sla.to_json(),
         "objective": str(settings.objective),
         "space": settings.space.to_json(),
+        "drafters": drafter_fingerprints(settings.space.speculation) or None,
         "num_finalists": settings.num_finalists,
     }
 

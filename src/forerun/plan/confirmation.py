@@ -142,7 +142,9 @@ def planned_engine(profile: Profile, plan: FleetPlan, options: PlanningOptions =
 
 def _figures(result: SimulationResult, sla: Sla, seed: int) -> dict[str, Any]:
     drafts = result.speculation
-    num_decoding = drafts.num_steps - len(result.requests)  # a prompt's own step has no draft, and none is predicted
+    # a prompt's own step has no draft, and none is predicted; where prompts are read apart, who decodes has one of them, too
+    num_without = 2 if any(one.kind == "prefill" for one in result.replicas) else 1
+    num_decoding = drafts.num_steps - sum(min(num_without, one.num_output_tokens) for one in result.requests)
     found: dict[str, Any] = {
         "attainment": result.attainment(sla),
         "num_requests": len(result.requests),

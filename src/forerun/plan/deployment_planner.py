@@ -82,6 +82,8 @@ def corrected(
     Raises:
         ConfigError: the time factor is not above 0, or that of acceptance below 0.
     """
+    if not 0.0 < time_factor < math.inf:
+        raise ConfigError(f"time_factor: got {time_factor:g}; must be a finite number above 0")
     if not 0.0 <= acceptance_factor < math.inf:
         raise ConfigError(f"acceptance_factor: got {acceptance_factor:g}; must be a finite number, at least 0")
     if time_factor != 1.0:

@@ -19,7 +19,7 @@ from forerun.errors import ConfigError, ForerunError
 from forerun.models.gguf.file import open_gguf
 from forerun.models.model_folder import CONFIG_FILE, QUANTIZATION_KEY, find_gguf, read_json
 from forerun.models.weights_summary import HEADER_LENGTH, MOST_HEADER_BYTES
-from forerun.plan.profile import Profile
+from forerun.plan.profile import Profile, with_underscores
 
 LOOK_UPS = ("ngram", "ngram_gpu", "suffix", "recycle", "extract_hidden_states")
 """Methods without weights and without KV."""
@@ -62,12 +62,14 @@ class DrafterMemory:
     """What a drafter takes, in bytes.
 
     `models` are the weights of each of its networks, which lie where the target's do, `tables` what look-ups may remember, in
-    the host's memory, and `block` is what it adds to each KV block. `unknown` says of what the size is not known.
+    the host's memory, and `block` is what it adds to each KV block; `scratch_blocks` are how many of these it has beside those
+    of texts. `unknown` says of what the size is not known.
     """
 
     models: tuple[int, ...] = ()
     tables: int = 0
     block: int = 0
+    scratch_blocks: int = 0
     unknown: tuple[str, ...] = ()
 
 
@@ -78,10 +80,11 @@ def drafter_memory(profile: Profile, config: Mapping[str, Any] | None) -> Drafte
     """What the drafter of a configuration takes beside the profile's engine."""
     if config is None:
         return NOTHING
-    found, sizes = _weights(profile, config), profile.drafter_block_bytes
-    measured = [sizes[name] for name in profile.configs_like(config) if name in sizes]
+    found, alike = _weights(profile, config), profile.configs_like(config)
+    measured = [profile.drafter_block_bytes[name] for name in alike if name in profile.drafter_block_bytes]
+    scratch = [profile.drafter_scratch_blocks.get(name, 0) for name in alike]
     if measured or found == NOTHING:
-        return replace(found, block=max(measured, default=0))
+        return replace(found, block=max(measured, default=0), scratch_blocks=max(scratch, default=0))
     return replace(found, unknown=(*found.unknown, "what the drafter adds to each KV block, as it was not profiled"))
 
 
@@ -89,14 +92,23 @@ def kv_memory(profile: Profile, drafter: DrafterMemory) -> int | None:
     """Bytes that an engine with a drafter gets for KV; None: the profile does not know them.
 
     On a CPU they hold as many blocks as were profiled, the drafter's part of each included. On a GPU, which the profiled engine
-    filled, they are no more than that one had, and the drafter's weights take of them.
+    filled, they are no more than that one had, and the drafter's weights and scratch blocks take of them.
     """
     profiled = _profiled_kv(profile)
     if profiled is None:
         return None
     if profile.device == "cuda":
-        return max(0, profiled - sum(drafter.models))
+        return max(0, profiled - sum(drafter.models) - scratch_memory(profile, drafter))
     return profiled + profile.num_blocks * drafter.block
+
+
+def scratch_memory(profile: Profile, drafter: DrafterMemory) -> int:
+    """Bytes of the blocks that drafts alone are written to, which an engine has beside the KV memory that it is given.
+
+    0 where the profile does not know what a block takes.
+    """
+    profiled = _profiled_kv(profile)
+    return 0 if profiled is None else drafter.scratch_blocks * (profiled // profile.num_blocks + drafter.block)
 
 
 def num_blocks(profile: Profile, config: Mapping[str, Any] | None) -> int:
@@ -113,10 +125,11 @@ def num_blocks(profile: Profile, config: Mapping[str, Any] | None) -> int:
         return profile.num_blocks
     found = left * profile.num_blocks // (profiled + profile.num_blocks * drafter.block)
     if not found:
+        taken = sum(drafter.models) + scratch_memory(profile, drafter)
         raise ConfigError(
-            f"speculative_config: the drafter {config.get('model', config.get('method'))!r} takes {sum(drafter.models) / MIB:.0f} MiB "
-            f"for its weights, and the profile's engine has {profiled / MIB:.0f} MiB of KV memory; must leave room for a block of "
-            "it: take a smaller drafter, or plan others with --method"
+            f"speculative_config: the drafter {config.get('model', config.get('method'))!r} takes {taken / MIB:.0f} MiB for its "
+            f"weights and its drafts' KV, and the profile's engine has {profiled / MIB:.0f} MiB of KV memory; must leave room for a "
+            "block of it: take a smaller drafter, or plan others with --method"
         )
     return found
 
@@ -133,7 +146,7 @@ def _weights(profile: Profile, config: Any) -> DrafterMemory:
     """Weights and tables of a `speculative_config`, or of that of a drafter within it."""
     if not isinstance(config, Mapping):
         return _unknown(f"the drafter {config!r:.80}")
-    keys = {str(key).replace("-", "_"): value for key, value in config.items()}
+    keys = with_underscores(config)
     method, model = keys.get("method"), keys.get("model")
     if method is None and isinstance(model, str):
         named = model.strip("[]")
@@ -167,16 +180,23 @@ def _of_auto(profile: Profile, keys: Mapping[str, Any]) -> DrafterMemory:
 
 
 def _of_self(profile: Profile) -> DrafterMemory:
-    """The target in fewer bits, at most."""
+    """The target in fewer bits: by its files, which are loaded again, or where these cannot be counted at most."""
+    found = _of_model(profile, profile.model, is_rounded=True)
+    if found.models:
+        return found
     if profile.weight_bytes is None:
         return _unknown("weights of the target in fewer bits")
-    width = LEAST_WIDTHS.get(profile.dtype, LEAST_WIDTHS["bfloat16"]) if profile.quantization is None else LEAST_ROUNDED
+    # what is here and cannot be counted is quantized, too
+    in_blocks = (
+        profile.quantization is not None or profile.model.endswith(".gguf") or folder_of(profile.model) is not None
+    )
+    width = LEAST_ROUNDED if in_blocks else LEAST_WIDTHS.get(profile.dtype, LEAST_WIDTHS["bfloat16"])
     return DrafterMemory(models=(int(profile.weight_bytes * MOST_ROUNDED / width),))
 
 
 def _of_mtp(profile: Profile) -> DrafterMemory:
     """A layer of the target and what goes before it, as "auto" counts them."""
-    folder, num_layers = _folder_of(profile.model), None
+    folder, num_layers = folder_of(profile.model), None
     if folder is not None and (folder / CONFIG_FILE).is_file():
         try:
             num_layers = read_json(folder / CONFIG_FILE).get("num_hidden_layers")
@@ -202,7 +222,7 @@ class _Loading:
 
 def _of_model(profile: Profile, model: str, *, is_rounded: bool) -> DrafterMemory:
     """A model or a head of its own, by its files."""
-    folder, dense = _folder_of(model), WIDTHS.get(profile.dtype, WIDTHS["float32"])
+    folder, dense = folder_of(model), WIDTHS.get(profile.dtype, WIDTHS["float32"])
     loading = _Loading(
         width=MOST_ROUNDED if is_rounded else dense,
         embedding_width=dense,
@@ -250,7 +270,17 @@ def _header(file: Path) -> dict[str, Any]:
     return found
 
 
-def _folder_of(model: str) -> Path | None:
+def models_of(config: Any) -> list[str]:
+    """The models that a `speculative_config` names: its drafter's, and those of the drafters within it."""
+    if not isinstance(config, Mapping):
+        return []
+    several = config.get("drafters")
+    within = [config.get("drafter"), *(several if isinstance(several, list) else ())]
+    own = config.get("model")
+    return [*([own] if isinstance(own, str) else ()), *(model for one in within for model in models_of(one))]
+
+
+def folder_of(model: str) -> Path | None:
     """Where a model's files lie on this machine, looked for as an engine does: a path, a known name, a hub id; None: nowhere."""
     try:
         for path in (Path(model).expanduser(), cache_folder() / MODELS_FOLDER / model):

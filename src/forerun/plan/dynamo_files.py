@@ -6,7 +6,6 @@ milliseconds, tokens per second and GPU. Our keys stand beside them, which Dynam
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -173,7 +172,7 @@ def read_arrays(path: Path, keys: Sequence[str], *, others: Sequence[str] = ()) 
             arrays = {key: np.asarray(found[key], dtype=np.float64) for key in (*keys, *others) if key in found.files}
     except ConfigError:
         raise
-    except (OSError, EOFError, ValueError, zipfile.BadZipFile) as problem:
+    except Exception as problem:  # whatever readers of zip, zlib and numpy make of damaged bytes
         raise ConfigError(f"{path}: cannot be read ({problem}); give an .npz file of a profile") from None
     for key, array in arrays.items():
         if not array.size:

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 from forerun.errors import ConfigError, refuse_unknown_keys
 from forerun.plan.assignments import parse_assignments
 
+MOST_CV = 1e6  # whose powers are finite; that of N times or lengths is below the root of N
+
 KEYS = frozenset({"rate", "isl", "osl", "isl_cv", "osl_cv", "cv", "prefix_hit_rate"})
 
 
@@ -43,8 +45,8 @@ class Load:
             raise ConfigError(f"load: got isl={self.isl:g}, osl={self.osl:g}; each must be at least 1 token")
         for name in ("cv", "isl_cv", "osl_cv"):
             value = getattr(self, name)
-            if not 0.0 <= value < math.inf:
-                raise ConfigError(f"load: got {name}={value:g}; must be a number, at least 0")
+            if not 0.0 <= value <= MOST_CV:
+                raise ConfigError(f"load: got {name}={value:g}; must be a number from 0 to {MOST_CV:g}")
         if not 0.0 <= self.prefix_hit_rate < 1.0:
             raise ConfigError(f"load: got prefix_hit_rate={self.prefix_hit_rate:g}; must be from 0 to below 1")
 

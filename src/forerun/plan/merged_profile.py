@@ -32,10 +32,10 @@ def merged_profile(parts: Mapping[str, Profile]) -> Profile:
         raise ConfigError(f"merge: got {len(parts)} profile(s); give two or more, of one server with different drafts")
     first, *others = parts
     for name, one in parts.items():
-        if one.kernels != SERVERS_KERNELS or len(one.configs) > 1:
+        if one.kernels != SERVERS_KERNELS or len(one.configs) + one.has_plain_steps != 1:
             raise ConfigError(
                 f"merge: {name} is no profile of a server that was started once; a profile of this process measures all of "
-                "--configs at once"
+                "--configs at once, and of one that was put together give the parts"
             )
     for name in others:
         for field in SAME:

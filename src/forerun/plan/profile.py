@@ -38,7 +38,8 @@ COUNTS = (
 SIZES = ("weight_bytes", "kv_bytes_per_token", "kv_cache_memory_bytes")  # that may be unknown
 MEASURES = ("gigabytes_per_second", "watts", "idle_watts")  # that may be unknown, and are no whole numbers
 NAMES = ("model", "machine", "kernels", "dtype", "version")
-PARTS = ("configs", "served_steps", "drafting", "acceptance", "drafter_block_bytes", "traces")
+OF_DRAFTERS = ("drafter_block_bytes", "drafter_scratch_blocks")
+PARTS = ("configs", "served_steps", "drafting", "acceptance", *OF_DRAFTERS, "traces")
 """Fields that are by the name of a configuration."""
 
 AGAIN = "profile again"
@@ -58,7 +59,8 @@ class Profile:
     `configs` has the speculative_config of each profiled configuration by its name; `drafting` what drafting
     costs, and `acceptance` what it yields, by the same names. Acceptance for one class of prompts is under
     "name/class". `drafter_block_bytes` is what a drafter adds to each KV block, its own KV and the target's hidden states
-    that it reads, where that was measured; `num_blocks` are those of an engine without drafter. `traces` are files of draft traces, absolute or from the working directory.
+    that it reads, and `drafter_scratch_blocks` how many such blocks it has beside those of texts, where that was measured;
+    `num_blocks` are those of an engine without drafter. `traces` are files of draft traces, absolute or from the working directory.
 
     Raises:
         ConfigError: a value is of another type, a count or a size is below 1, a measure is not finite, or the parts name
@@ -93,6 +95,7 @@ class Profile:
     drafting: dict[str, DraftingCost] = field(default_factory=dict)
     acceptance: dict[str, AcceptanceProfile] = field(default_factory=dict)
     drafter_block_bytes: dict[str, int] = field(default_factory=dict)
+    drafter_scratch_blocks: dict[str, int] = field(default_factory=dict)
     traces: dict[str, Path] = field(default_factory=dict)
     conditions: dict[str, Any] = field(default_factory=dict)  # of the measurement, for people
 
@@ -124,11 +127,12 @@ class Profile:
             check_count("profile", name, getattr(self, name), least=1, or_none=name in SIZES, do=AGAIN)
         for name in MEASURES:
             check_number("profile", name, getattr(self, name), least=0.0, or_none=True, do=AGAIN)
-        for name, size in self.drafter_block_bytes.items():
-            check_count("profile: drafter_block_bytes", name, size, least=0, do=AGAIN)
+        for part in OF_DRAFTERS:
+            for name, size in getattr(self, part).items():
+                check_count(f"profile: {part}", name, size, least=0, do=AGAIN)
         for name, config in self.configs.items():
             check_type("profile: configs", name, config, dict, do=AGAIN)
-            _check_config(f"profile: configs: {name}", config)
+            check_config(f"profile: configs: {name}", config, do=AGAIN)
 
     def check_fits(self, **wanted: Any) -> None:
         """Refuse a profile of something else.
@@ -277,15 +281,29 @@ def _check_parts(record: Mapping[str, Any]) -> None:
         check_type("profile: traces", name, where, str, do=AGAIN)
 
 
-def _check_config(what: str, config: Mapping[str, Any]) -> None:
-    """Refuse a configuration whose drafts nobody could plan or simulate, as a value is of another type."""
-    known = {str(key).replace("-", "_"): value for key, value in config.items()}
+def with_underscores(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a `speculative_config` in the one spelling that all who read a profile or a plan know."""
+    return {str(key).replace("-", "_"): value for key, value in config.items()}
+
+
+def check_config(what: str, config: Mapping[str, Any], *, do: str) -> None:
+    """Refuse a configuration whose drafts nobody could plan or simulate, as a value is of another type.
+
+    Args:
+        what: what is checked, as the error begins.
+        config: the configuration.
+        do: what the user should do, as the error ends.
+
+    Raises:
+        ConfigError: a value is of another type.
+    """
+    known = with_underscores(config)
     if "method" in known:
-        check_type(what, "method", known["method"], str, do=AGAIN)
+        check_type(what, "method", known["method"], str, do=do)
     if "num_speculative_tokens" in known:
-        check_count(what, "num_speculative_tokens", known["num_speculative_tokens"], least=0, do=AGAIN)
+        check_count(what, "num_speculative_tokens", known["num_speculative_tokens"], least=0, do=do)
     if known.get(SCHEDULE) is not None:
-        check_schedule(what, SCHEDULE, known[SCHEDULE], do=AGAIN)
+        check_schedule(what, SCHEDULE, known[SCHEDULE], do=do)
 
 
 def missing_points(
@@ -313,8 +331,7 @@ def write_json(path: Path, record: Mapping[str, Any]) -> None:
 
 
 def _without_lengths(config: Mapping[str, Any]) -> dict[str, Any]:
-    keys = {str(key).replace("-", "_"): value for key, value in config.items()}
-    return {key: value for key, value in keys.items() if key not in LENGTHS}
+    return {key: value for key, value in with_underscores(config).items() if key not in LENGTHS}
 
 
 def _refuse_constant(name: str) -> float:

@@ -40,6 +40,13 @@ def test_gaps_vary_as_a_gamma_distribution_of_that_shape(burstiness):
     assert gaps.std() / gaps.mean() == pytest.approx(1 / math.sqrt(burstiness), rel=0.05)
 
 
+def test_gaps_that_are_all_next_to_nothing_are_moments_all_the_same():
+    """Of a distribution without end: a clock that waited for what is no number would wait for ever."""
+    times = [draw(10, seed, request_rate=2, burstiness=1e-4) for seed in range(20)]
+    assert all(np.isfinite(one).all() and (np.diff(one) >= 0).all() for one in times)
+    assert {round(one[-1], 9) for one in times} == {0.0, 5.0}
+
+
 def test_infinite_burstiness_is_a_fixed_beat():
     assert draw(4, request_rate=2, burstiness=math.inf).tolist() == [0.5, 1, 1.5, 2]
 

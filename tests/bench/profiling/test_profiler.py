@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from forerun.bench.profiling import step_sweep
 from forerun.bench.profiling.profiler import Profiler
 from forerun.bench.profiling.stages import PAGE_FILE, digest, held_stages, open_stages
+from forerun.drafters.neural.forward import scratch_blocks_per_sequence
 from forerun.errors import ConfigError, ForerunError
 from forerun.models.base import LoadedTarget
 from forerun.plan.dynamo_files import DECODE_FILE, DECODE_KEYS, MOCKER_KEYS, PREFILL_FILE, PREFILL_KEYS, read_arrays
@@ -19,7 +21,8 @@ from forerun.plan.profile import Profile
 from forerun.plan.simulation.profiled import profiled_engine, recorded_requests
 from forerun.plan.step_times import StepTimeModel
 from tests.bench.profiling.tiny import GRID, NGRAM, draft_model, profiler, settings
-from tests.engines import VOCAB_SIZE
+from tests.contract.drafters import Stub
+from tests.engines import VOCAB_SIZE, tiny_drafter
 from tests.plan.profiles import WEIGHTS
 
 
@@ -46,6 +49,8 @@ def test_a_profile_says_what_a_drafter_adds_to_each_block(folder: Path) -> None:
     assert found.kv_bytes_per_token is not None
     of_target = found.block_size * found.kv_bytes_per_token
     assert found.drafter_block_bytes == {"ngram": 0, "model": of_target}, "the model is the target, a little disturbed"
+    each = scratch_blocks_per_sequence(3, block_size=found.block_size)
+    assert found.drafter_scratch_blocks == {"ngram": 0, "model": found.max_num_seqs * each}
 
 
 def test_a_profile_says_what_engine_it_is_of(tmp_path: Path) -> None:
@@ -186,7 +191,7 @@ def test_what_of_a_grid_the_engine_has_no_room_for_is_said(tmp_path: Path) -> No
 
 
 def test_prompts_whose_answers_do_not_fit_are_named_before_anything_is_measured(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"prompt 2 of 'a' has 490 tokens.* at most 512"):
+    with pytest.raises(ConfigError, match=r"prompt 2 of 'a' has 490 tokens, .* max_model_len is 512"):
         profiler(tmp_path / "p", prompts={"a": [[7] * 4, [7] * 490]}).run()
     assert not (tmp_path / "p").exists()
 
@@ -275,6 +280,14 @@ def test_stages_of_other_prompts_weights_memory_or_processes_are_not_taken(
         ({"configs": {"none": NGRAM | {"num_speculative_tokens": 0}}}, "none: got num_speculative_tokens 0"),
         ({"budget_seconds": 0.0}, "budget: got 0 s"),
         ({"configs": {"a/b": NGRAM}}, "may not contain /"),
+        (
+            {"configs": {"suffix": {"method": "suffix", "num_speculative_tokens": None}}},
+            "configs, suffix: got num_speculative_tokens=None; must be a whole number",
+        ),
+        (
+            {"configs": {"own": {"method": Stub, "num_speculative_tokens": 2}}},
+            "configs, own: got method=.*; must be a text",
+        ),
         ({"temperature": -1.0}, "temperature: got -1.0; must be 0 or more"),
         ({"temperature": float("nan")}, "temperature: got nan"),
     ],
@@ -332,6 +345,18 @@ def test_stages_of_another_model_of_the_same_name_are_not_taken(
     monkeypatch.setattr(LoadedTarget, "fingerprint", lambda _: "trained further")
     with pytest.raises(ConfigError, match="another fingerprint "):
         profiler(tmp_path).run()
+
+
+def test_stages_of_a_drafter_that_was_trained_further_are_not_taken(tmp_path: Path) -> None:
+    head = tmp_path / "head"
+    shutil.copytree(tiny_drafter(VOCAB_SIZE), head)
+    configs = {"ngram": NGRAM, "model": draft_model(model=str(head))}
+    first = profiler(tmp_path / "p", configs=configs)
+    open_stages(tmp_path / "p", first._identity(first._sweep_engine(), GRID))
+    weights = head / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
+    with pytest.raises(ConfigError, match=r"another drafters\.model\..*/head "):
+        profiler(tmp_path / "p", configs=configs).run()
 
 
 def test_a_profile_is_measured_in_one_process_at_a_time(tmp_path: Path) -> None:

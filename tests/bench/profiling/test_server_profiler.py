@@ -23,6 +23,7 @@ from forerun.bench.profiling.grid import ProfileGrid
 from forerun.bench.profiling.server_profiler import ServerTask, mean_step, profile_server
 from forerun.core.held_folder import held_folder
 from forerun.errors import ConfigError
+from forerun.plan.acceptance import AcceptanceProfile
 from forerun.plan.deployment_plan import DeploymentPlan
 from forerun.plan.deployment_planner import PlanningOptions, plan_deployment
 from forerun.plan.dynamo_files import DECODE_FILE, DECODE_KEYS, read_arrays
@@ -33,6 +34,7 @@ from forerun.plan.merged_profile import merged_profile
 from forerun.plan.profile import Profile
 from forerun.plan.simulation.profiled import profiled_engine
 from forerun.plan.sla import Sla
+from forerun.plan.step_times import DraftingCost
 from tests.bench.load import fake_server
 from tests.bench.load.fake_server import Script
 from tests.contract.drafters import NGRAM
@@ -166,6 +168,19 @@ def test_profiles_of_one_server_are_put_together(tmp_path: Path) -> None:
     assert any("quick is planned as the server ran it" in line for line in plan.warnings)
 
 
+def _put_together(plain: Profile) -> Profile:
+    """A profile of a server that was started without drafts and then with some, each of whose step times are its own."""
+    drafting = replace(
+        plain,
+        has_plain_steps=False,
+        configs={"server": SUFFIX},
+        served_steps={"server": plain.step_times.scaled(memory=2.0)},
+        drafting={"server": DraftingCost()},
+        acceptance={"server": AcceptanceProfile(method="suffix", conditional=(0.5,))},
+    )
+    return merged_profile({"plain": plain, "suffix": drafting})
+
+
 def test_profiles_that_are_not_of_one_server_are_not_put_together(tmp_path: Path) -> None:
     with serving(Script(chunks=[1] * 8, delay=0.001, usage="continuous", drafts=False)) as script:
         plain = profile_server(task(script, speculative_config=None), tmp_path / "p")
@@ -174,6 +189,7 @@ def test_profiles_that_are_not_of_one_server_are_not_put_together(tmp_path: Path
         ({"a": plain, "b": plain}, "both have no speculation"),
         ({"a": plain, "b": replace(plain, max_num_seqs=9)}, "another max_num_seqs"),
         ({"a": plain, "b": fake_profile()}, "b is no profile of a server"),
+        ({"a": plain, "b": _put_together(plain)}, "b is no profile of a server that was started once.*give the parts"),
     ):
         with pytest.raises(ConfigError, match=said):
             merged_profile(parts)
@@ -203,10 +219,12 @@ def test_the_estimate_comes_first_and_the_share_that_is_done_rises_to_all(tmp_pa
 def test_no_batch_asks_for_more_tokens_than_fit_behind_its_context(tmp_path: Path) -> None:
     listed = [{"id": "fake", "max_model_len": 200}]
     with serving(Script(chunks=[1] * 8, delay=0.001, usage="continuous", listed=listed)) as script:
-        profile_server(task(script, grid=replace(GRID, rounds=1, contexts=(150,))), tmp_path / "p")
+        grid = replace(GRID, rounds=1, contexts=(150,), input_lengths=(4, 8, 190))
+        profile_server(task(script, grid=grid), tmp_path / "p")
     asked = [body for body in script.bodies if len(body.get("prompt", ())) == 150]
     assert len(asked) == sum(GRID.num_sequences)
     assert {body["max_tokens"] for body in asked} == {50}
+    assert max(body["max_tokens"] for body in script.bodies if len(body.get("prompt", ())) == 190) == 10
 
 
 def test_foreruns_own_server_is_profiled_planned_and_started_again(tmp_path: Path) -> None:

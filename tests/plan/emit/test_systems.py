@@ -216,6 +216,18 @@ def test_the_memory_of_a_server_has_room_for_the_drafters_part_of_each_block(pro
     assert drafting.memory_mib - plain.memory_mib == pytest.approx(profile.num_blocks * 10_000 / 2**20, abs=1)
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_memory_of_a_server_has_room_for_the_blocks_that_drafts_alone_are_written_to(device, profile_folder):
+    """Which a server has beside the KV memory that it is given, on a GPU in the same memory."""
+    drafting, _ = with_head(profile_folder, device)
+    profile, without = Profile.load(profile_folder), resources_of(drafting)
+    replace(profile, drafter_scratch_blocks={"head": 100}).save(profile_folder)
+    with_them, size = resources_of(drafting), 100 * (profile.block_size * profile.kv_bytes_per_token + 10_000)
+    assert without.kv_bytes - with_them.kv_bytes == (size if device == "cuda" else 0)
+    more = 0 if device == "cuda" else size / 2**20
+    assert with_them.memory_mib - without.memory_mib == pytest.approx(more, abs=1)
+
+
 def with_head(profile_folder, device):
     """A plan on a device that drafts with a head of 20 MB, and the profile's engine without one."""
     profile = Profile.load(profile_folder)

@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forerun.errors import ConfigError
+from forerun.plan.load import Load
 from forerun.plan.simulation.arrivals import SECONDS_OF_DAY, ArrivalPattern
+from forerun.plan.simulation.requests import synthetic_requests
 
 
 def draw(pattern, count, seed=0):
@@ -29,6 +31,13 @@ def test_a_steady_rate_has_its_mean_and_its_coefficient_of_variation(cv):
     gaps = np.diff(draw(ArrivalPattern.steady(20, cv=cv), 40_000))
     assert gaps.mean() == pytest.approx(1 / 20, rel=0.03)
     assert gaps.std() / gaps.mean() == pytest.approx(cv, abs=0.05)
+
+
+def test_next_to_no_variation_is_none():
+    """Of which no distribution has a shape that is a number."""
+    assert ArrivalPattern.steady(2, cv=1e-200).times(3, np.random.default_rng(0)).tolist() == [0.5, 1.0, 1.5]
+    load = Load(rate=2, isl=30, osl=7, isl_cv=1e-200, osl_cv=1e-300)
+    assert {(one.num_prompt_tokens, one.num_output_tokens) for one in synthetic_requests(load, 5)} == {(30, 7)}
 
 
 def test_bursts_have_the_mean_rate_and_the_factor():
@@ -59,6 +68,7 @@ def test_a_round_has_the_requests_of_its_mean_rate():
         (lambda: ArrivalPattern.steady(0), "all rates are 0"),
         (lambda: ArrivalPattern.steady(-1), "a rate of -1"),
         (lambda: ArrivalPattern.steady(1, cv=-0.1), "cv=-0.1"),
+        (lambda: ArrivalPattern.steady(1, cv=1e200), r"cv=1e\+200; must be a number from 0"),
         (lambda: ArrivalPattern(durations=(1.0,), rates=()), "1 durations for 0 rates"),
         (lambda: ArrivalPattern(durations=(0.0,), rates=(1.0,)), "a duration of 0"),
         (lambda: ArrivalPattern.bursts(1, factor=2, every=5, length=5), "bursts of 5 s every 5 s"),

@@ -38,6 +38,7 @@ def test_a_load_is_a_rate_or_clients(text, load):
         ("rate=2,cv=1,burstiness=1", "got both cv and burstiness"),
         ("rate=2,burstiness=0", "burstiness=0; must be above 0"),
         ("rate=2,cv=1e200", "burstiness=0; must be above 0"),
+        ("rate=2,cv=1e100", "which is cv, at most 1e"),
         ("rate=20,isl=3000,osl=300", "got isl=3000; the prompts have their own lengths"),
         ("speed=2", "unknown key 'speed'"),
     ],

@@ -20,6 +20,7 @@ from forerun.bench.load.answer import Answer, LoadRequest
 from forerun.bench.load.workload import Traffic
 
 NUM_POINTS = 1000  # at which a rising rate is sampled for its mean gap
+LEAST_SECONDS = 1e-300  # that can be scaled: of very uneven gaps hardly any is above 0
 
 Floats = NDArray[np.float64]
 
@@ -50,7 +51,7 @@ def draw_arrivals(traffic: Traffic, count: int, random: np.random.Generator) -> 
     if traffic.burstiness != math.inf:
         gaps = random.gamma(traffic.burstiness, gaps / traffic.burstiness)
     times = np.cumsum(gaps)
-    if traffic.ramp_up_strategy is None:
+    if traffic.ramp_up_strategy is None and times[-1] > LEAST_SECONDS:
         times *= count / traffic.request_rate / times[-1]
     return np.asarray(times)
 

@@ -36,13 +36,15 @@ def drafter_stage(name: str) -> str:
 class MeasuredDrafter(NamedTuple):
     """What was measured of a drafter: its cost, its acceptance by class of prompts, its trace's place in the folder.
 
-    `block_bytes` is what it adds to each KV block; None where an older forerun measured it.
+    `block_bytes` is what it adds to each KV block, `scratch_blocks` how many blocks it has beside those of texts; None where an
+    older forerun measured it.
     """
 
     cost: DraftingCost
     acceptance: dict[str, AcceptanceProfile]
     trace: str | None
     block_bytes: int | None
+    scratch_blocks: int | None
 
     def to_json(self) -> dict[str, Any]:
         """The record that `from_json` reads."""
@@ -53,7 +55,13 @@ class MeasuredDrafter(NamedTuple):
     def from_json(cls, record: dict[str, Any]) -> MeasuredDrafter:
         """What `to_json` gave."""
         acceptance = {key: AcceptanceProfile.from_json(one) for key, one in record["acceptance"].items()}
-        return cls(DraftingCost.from_json(record["cost"]), acceptance, record["trace"], record.get("block_bytes"))
+        return cls(
+            DraftingCost.from_json(record["cost"]),
+            acceptance,
+            record["trace"],
+            record.get("block_bytes"),
+            record.get("scratch_blocks"),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,10 +120,10 @@ class DrafterMeasurement:
             )
             acceptance = {name: live.acceptance()}
             acceptance |= {f"{name}/{kind}": live.acceptance(kind) for kind in kinds}
-        return MeasuredDrafter(cost, acceptance, where, self._block_bytes(name, config))
+        return MeasuredDrafter(cost, acceptance, where, *self._blocks(name, config))
 
-    def _block_bytes(self, name: str, config: Mapping[str, Any]) -> int:
-        """What a drafter adds to each KV block: its own KV, and the target's features that it reads."""
+    def _blocks(self, name: str, config: Mapping[str, Any]) -> tuple[int, int]:
+        """What a drafter adds to each KV block, its own KV and the target's features that it reads; and its scratch blocks."""
         llm = make_engine(name, self.target, self.settings, config, num_sequences=1, longest=CHECKED_TOKENS)
         drafter, model = llm.executor.drafting.drafter, self.target.model
         features = bytes_per_block(
@@ -124,7 +132,9 @@ class DrafterMeasurement:
             dtype=model.dtype,
             feature_widths=feature_widths(model, drafter.needs),
         )
-        return features + (drafter.kv_bytes_per_block if isinstance(drafter, KeepsKV) else 0)
+        if not isinstance(drafter, KeepsKV):
+            return features, 0
+        return features + drafter.kv_bytes_per_block, drafter.num_scratch_blocks
 
 
 def _acceptance(trace: DraftTrace, kind: str | None = None) -> AcceptanceProfile:

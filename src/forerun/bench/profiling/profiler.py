@@ -11,6 +11,7 @@ from typing import Any
 
 import forerun
 from forerun.bench.compare import make_engine
+from forerun.bench.drafter_files import drafter_fingerprints
 from forerun.bench.energy import EnergyMeter
 from forerun.bench.instruments import (
     Advance,
@@ -37,8 +38,10 @@ from forerun.bench.profiling.measured_drafter import (
 from forerun.bench.profiling.output import write_outputs
 from forerun.bench.profiling.stages import RECORDING_FILE, Stages, begun_identity, digest, held_stages
 from forerun.bench.profiling.step_sweep import RoundResult, level_rounds, step_sweep
+from forerun.bench.prompts import check_room
 from forerun.bench.recording import Recording, read_recording, record, write_recording
 from forerun.bench.replay import drafts_from_text
+from forerun.bench.workloads import check_temperature
 from forerun.config.settings import EngineSettings
 from forerun.config.speculative_config import resolve_speculative
 from forerun.core.sampling_params import SamplingParams
@@ -49,7 +52,7 @@ from forerun.llm import LLM
 from forerun.models.base import LoadedTarget
 from forerun.models.decoder import Decoder
 from forerun.plan.acceptance import AcceptanceProfile
-from forerun.plan.profile import Profile
+from forerun.plan.profile import Profile, check_config
 from forerun.plan.step_times import StepTimeModel
 
 ROUGH_ROUND = -2  # its number; warming up is -1
@@ -90,14 +93,14 @@ class ProfileTask:
             raise ConfigError("prompts: got none; give one or more of each class")
         if self.budget_seconds is not None and not self.budget_seconds > 0:
             raise ConfigError(f"budget: got {self.budget_seconds:g} s; must be above 0, e.g. 60s")
-        if not 0.0 <= self.temperature < float("inf"):
-            raise ConfigError(f"temperature: got {self.temperature}; must be 0 or more")
+        check_temperature("temperature", self.temperature)
         for name, config in self.configs.items():
             if not resolve_speculative(config).num_speculative_tokens:
                 raise ConfigError(
                     f"configs, {name}: got num_speculative_tokens 0, which drafts nothing; leave it out, as every profile "
                     "measures steps without drafts"
                 )
+            check_config(f"configs, {name}", config, do="write it so, or leave it out")
             if "/" in name:
                 raise ConfigError(
                     f"configs: got the name {name!r}; may not contain /, which sets classes of prompts apart"
@@ -202,14 +205,8 @@ class Profiler:
 
     def _check_prompts(self, grid: ProfileGrid) -> None:
         """Refuse prompts whose answers the model has no room for, before hours of measuring too."""
-        room, num_tokens = self.target.model.max_model_len, max(grid.max_tokens, DRAFTING_TOKENS)
-        for kind, prompts in self.task.prompts.items():
-            for number, ids in enumerate(prompts[: grid.num_texts], 1):
-                if len(ids) + num_tokens > room:
-                    raise ConfigError(
-                        f"prompts: prompt {number} of {kind!r} has {len(ids)} tokens, and its answer {num_tokens}; the model "
-                        f"allows at most {room} in sum: shorten it or leave it out, or ask for fewer max_tokens"
-                    )
+        given = {kind: prompts[: grid.num_texts] for kind, prompts in self.task.prompts.items()}
+        check_room(given, max(grid.max_tokens, DRAFTING_TOKENS), most=self.target.model.max_model_len)
 
     def _check_answers(self, llm: LLM, grid: ProfileGrid) -> None:
         """Refuse prompts that are all answered in so few tokens that no draft could be judged, before hours of measuring too.
@@ -339,6 +336,7 @@ class Profiler:
             "kernel_settings": settings.kernel_settings,
             "max_model_len": llm.max_model_len,
             "configs": {name: dict(config) for name, config in self.task.configs.items()},
+            "drafters": drafter_fingerprints(self.task.configs) or None,
             "prompts_digest": {kind: digest([list(one) for one in ids]) for kind, ids in self.task.prompts.items()},
             "pools_folder": None if settings.pools_folder is None else str(settings.pools_folder),
             "gpu_memory_utilization": settings.gpu_memory_utilization,
@@ -433,9 +431,8 @@ class Profiler:
             configs={name: dict(config) for name, config in self.task.configs.items()},
             drafting={name: found.cost for name, found in drafters.items()},
             acceptance=acceptance,
-            drafter_block_bytes={
-                name: found.block_bytes for name, found in drafters.items() if found.block_bytes is not None
-            },
+            drafter_block_bytes=_known({name: found.block_bytes for name, found in drafters.items()}),
+            drafter_scratch_blocks=_known({name: found.scratch_blocks for name, found in drafters.items()}),
             traces={name: self.folder / found.trace for name, found in drafters.items() if found.trace is not None},
             conditions=conditions,
             **limits,
@@ -466,6 +463,11 @@ def _median(values: Sequence[float | None]) -> float | None:
     """Of those that are known; None where none is."""
     known = [value for value in values if value is not None]
     return statistics.median(known) if known else None
+
+
+def _known(counts: Mapping[str, int | None]) -> dict[str, int]:
+    """Those that were measured."""
+    return {name: count for name, count in counts.items() if count is not None}
 
 
 def _grids_within(room: Mapping[str, int]) -> dict[str, ProfileGrid]:

@@ -24,7 +24,7 @@ from forerun.bench.profiling.stages import Stages, digest, held_stages
 from forerun.bench.profiling.step_sweep import DECODE, PREFILL, MeasuredPrompt, MeasuredStep, RoundResult
 from forerun.errors import ConfigError
 from forerun.plan.acceptance import AcceptanceProfile
-from forerun.plan.profile import SERVERS_KERNELS, Profile
+from forerun.plan.profile import SERVERS_KERNELS, Profile, check_config
 from forerun.plan.step_times import DraftingCost, StepSample, StepTimeModel
 
 TIMEOUT = aiohttp.ClientTimeout(total=30 * 60)  # seconds
@@ -74,6 +74,8 @@ class ServerTask:
             raise ConfigError(
                 f"--speculative-config: got method {config.get('method')!r}; give the one that the server was started with"
             )
+        if config is not None:
+            check_config("--speculative-config", config, do="write it so, or leave it out")
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +157,7 @@ class _ServerProfiler:
         num_ended = len(stages.names())
         if num_ended:
             self.announce(f"{self.folder} has {num_ended} finished stage(s); going on from there")
-        times = await self._rough_times(grid, client, stages)
+        times = await self._rough_times(grid, facts, client, stages)
         of_round = sum(map(times.of_job, _jobs(grid)))
         of_texts = times.step * grid.max_tokens * self._num_batches_of_texts(grid)
         work = Work(grid.rounds * of_round + of_texts, self.advance)
@@ -265,14 +267,14 @@ class _ServerProfiler:
                 "--speculative-config.method suffix --speculative-config.num-speculative-tokens 8"
             )
 
-    async def _rough_times(self, grid: ProfileGrid, client: _Client, stages: Stages) -> _RoughTimes:
+    async def _rough_times(self, grid: ProfileGrid, facts: _Facts, client: _Client, stages: Stages) -> _RoughTimes:
         """What prompts and steps take, roughly: at most, as the first request of a server may be slow."""
         kept = stages.load("estimate", lambda record: _RoughTimes(**record))
         if kept is not None:
             return kept
         self.progress("a prompt, to estimate the rest")
         longest = max(grid.input_lengths)
-        (answer,) = await client.answers([client.random_prompt(longest, 16)])
+        (answer,) = await client.answers([client.random_prompt(longest, min(16, facts.max_model_len - longest))])
         chunks = [chunk.seconds for chunk in answer.chunks]
         step = (chunks[-1] - chunks[0]) / max(1, len(chunks) - 1) if chunks else 0.0
         found = _RoughTimes(max(answer.ttft, 1e-3) / longest, max(step, 1e-3))

@@ -211,6 +211,18 @@ def open_stages(
 
 
 @contextmanager
+def held_profile(folder: Path) -> Iterator[None]:
+    """Hold a profile's folder, which is made if it is not there, for this process alone until the block ends.
+
+    Raises:
+        ConfigError: another process measures into it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with held_folder(folder, "--output-dir", f"measures into {folder}"):
+        yield
+
+
+@contextmanager
 def held_stages(
     folder: Path, identity: Mapping[str, Any], *, overwrite: bool = False, started: float | None = None
 ) -> Iterator[Stages]:
@@ -220,6 +232,5 @@ def held_stages(
         ConfigError: as `open_stages`, or another process measures into the folder.
     """
     check_folder(folder, overwrite=overwrite)
-    (folder / STAGES).mkdir(parents=True, exist_ok=True)
-    with held_folder(folder, "--output-dir", f"measures into {folder}"):
+    with held_profile(folder):
         yield open_stages(folder, identity, overwrite=overwrite, started=started)

@@ -13,6 +13,7 @@ from forerun.bench.energy import EnergyMeter
 from forerun.bench.instruments import Progress, no_progress
 from forerun.bench.machine import describe_machine
 from forerun.bench.profiling.traces import step_seconds_of_texts, trace_drafts
+from forerun.bench.prompts import check_room
 from forerun.bench.recording import Recording, read_recording, record, write_recording
 from forerun.bench.replay import drafts_from_text
 from forerun.bench.tuning.estimate import Estimate
@@ -201,12 +202,7 @@ class Tuner:
         """
         workload, given = self.settings.workload, self.settings.engine.max_model_len
         most = target.model.max_model_len if given is None else min(given, target.model.max_model_len)
-        for number, prompt in enumerate(workload.prompts, 1):
-            if len(prompt) + workload.max_tokens > most:
-                raise ConfigError(
-                    f"max_tokens: got {workload.max_tokens} after the {len(prompt)} tokens of prompt {number}; max_model_len is "
-                    f"{most}; ask for less, or leave the prompt out"
-                )
+        check_room({KIND: workload.prompts}, workload.max_tokens, most=most)
 
     def _check_configs(self) -> None:
         """Make each drafter that computes with a model, so that what is wrong is said before anything is measured."""

@@ -9,7 +9,15 @@ from typing import Any, NamedTuple
 
 from forerun.errors import ConfigError
 from forerun.plan.deployment_plan import Layout
-from forerun.plan.drafter_memory import NOTHING, DrafterMemory, drafter_memory, kv_memory, num_blocks
+from forerun.plan.drafter_memory import (
+    NOTHING,
+    DrafterMemory,
+    drafter_memory,
+    kv_memory,
+    models_of,
+    num_blocks,
+    scratch_memory,
+)
 from forerun.plan.emit.emission import FORERUN_FORMATS, Emission, EmitRequest, beside_script, script, yaml_text
 
 IMAGE = "forerun"  # docker build -f deploy/Dockerfile -t forerun .
@@ -211,8 +219,9 @@ def container_options(request: EmitRequest) -> dict[str, Any]:
 def resources_of(request: EmitRequest) -> _Resources:
     """A core for each thread that computed or GPUs, and with the profile's folder the memory of its KV cache and weights.
 
-    The KV cache has as many blocks as were planned, the drafter's part of each included: see `kv_memory`. Of weights, the drafter's
-    too, the largest are there twice while they are loaded: as they lie in the file, and packed for the kernels.
+    The KV cache has as many blocks as were planned, the drafter's part of each included, and the blocks beside them that drafts
+    alone are written to: see `kv_memory` and `scratch_memory`. Of weights, the drafter's too, the largest are there twice while
+    they are loaded: as they lie in the file, and packed for the kernels.
 
     Raises:
         ConfigError: the folder has no profile, or another one than the plan was made from, or the drafter leaves no room for
@@ -238,7 +247,8 @@ def resources_of(request: EmitRequest) -> _Resources:
         return _Resources(count, gpus, kv_bytes, None, drafter)
     weights = (profile.weight_bytes, *drafter.models)
     total = sum(weights) + max(weights) + drafter.tables + PROCESS_BYTES * engine.tensor_parallel_size
-    total += 0 if has_gpu else kv_bytes  # which lies in the memory of the GPUs
+    if not has_gpu:  # else KV lies in its memory
+        total += kv_bytes + scratch_memory(profile, drafter)
     return _Resources(count, gpus, kv_bytes, math.ceil(total / MIB), drafter)
 
 
@@ -299,20 +309,10 @@ def _image_notes(request: EmitRequest) -> tuple[str, ...]:
 
 def _path_notes(request: EmitRequest) -> tuple[str, ...]:
     """What the containers do not have: files and folders of this machine."""
-    models = (request.model, *_models_of(request.plan.speculative_config))
-    paths = [model for model in models if isinstance(model, str) and _is_path(model)]
+    paths = [model for model in (request.model, *models_of(request.plan.speculative_config)) if _is_path(model)]
     table = request.plan.engine.kernel_settings.get("kernel_table")
     paths += [] if table is None else [table]
     return tuple(f"{path} is a path, and nothing is mounted there: mount it into the containers" for path in paths)
-
-
-def _models_of(config: Any) -> list[Any]:
-    """The model of a drafter, and those of the drafters that it has."""
-    if not isinstance(config, dict):
-        return []
-    several = config.get("drafters")
-    parts = [config.get("drafter"), *(several if isinstance(several, list) else ())]
-    return [config.get("model"), *(model for part in parts for model in _models_of(part))]
 
 
 def _is_path(model: str) -> bool:

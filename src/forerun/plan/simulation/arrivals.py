@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.errors import ConfigError
+from forerun.plan.lengths import NEGLIGIBLE
+from forerun.plan.load import MOST_CV
 
 Floats = npt.NDArray[np.float64]
 
@@ -42,8 +44,8 @@ class ArrivalPattern:
                     raise ConfigError(f"arrivals: got a {name} of {value:g}; must be a number above 0")
         if not any(self.rates):
             raise ConfigError("arrivals: all rates are 0; at least one must be above")
-        if not 0 <= self.cv < math.inf:
-            raise ConfigError(f"arrivals: got cv={self.cv:g}; must be a number, at least 0")
+        if not 0 <= self.cv <= MOST_CV:
+            raise ConfigError(f"arrivals: got cv={self.cv:g}; must be a number from 0 to {MOST_CV:g}")
 
     @property
     def requests_per_round(self) -> float:
@@ -84,7 +86,7 @@ class ArrivalPattern:
 
     def times(self, count: int, random: np.random.Generator) -> Floats:
         """Arrival times of the first `count` requests, in seconds from the start."""
-        gaps = np.ones(count) if self.cv == 0 else random.gamma(self.cv**-2, self.cv**2, count)
+        gaps = np.ones(count) if self.cv < NEGLIGIBLE else random.gamma(self.cv**-2, self.cv**2, count)
         number = np.cumsum(gaps)  # how many requests are expected until each arrival
         ends = np.concatenate([[0.0], np.cumsum(self.durations)])
         expected = np.concatenate([[0.0], np.cumsum(np.multiply(self.durations, self.rates))])

@@ -38,7 +38,7 @@ class Transfer:
     bytes_per_token: float = 0.0  # of KV
 
     def __post_init__(self) -> None:
-        if not self.seconds >= 0 or not self.bytes_per_second > 0 or not self.bytes_per_token >= 0:
+        if not 0 <= self.seconds < math.inf or not self.bytes_per_second > 0 or not self.bytes_per_token >= 0:
             raise ConfigError(
                 f"transfer: got {self.seconds:g} s, {self.bytes_per_second:g} bytes per second, {self.bytes_per_token:g} "
                 "bytes per token; times and sizes must be 0 or more, the rate above 0"

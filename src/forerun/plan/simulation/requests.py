@@ -10,6 +10,7 @@ import numpy as np
 
 from forerun.core.random_bits import key_of, uniform_row
 from forerun.errors import ConfigError
+from forerun.plan.lengths import NEGLIGIBLE
 from forerun.plan.load import Load
 from forerun.plan.simulation.arrivals import ArrivalPattern, Floats
 
@@ -116,13 +117,13 @@ def check_requests(requests: Sequence[SimulatedRequest], *, max_model_len: int) 
         if one.num_prompt_tokens + one.num_output_tokens > max_model_len:
             raise ConfigError(
                 f"requests: number {number} (from 0) has {one.num_prompt_tokens} prompt and {one.num_output_tokens} output "
-                f"tokens, together more than max_model_len ({max_model_len}); leave out longer ones, or profile "
-                "with a longer context"
+                f"tokens, together more than max_model_len ({max_model_len}); leave out longer ones, or let the "
+                "lengths of a load spread less, or profile with a longer context"
             )
 
 
 def _lengths(mean: float, cv: float, count: int, random: np.random.Generator) -> list[int]:
-    if cv == 0.0:
+    if cv < NEGLIGIBLE:
         return [max(1, round(mean))] * count
     drawn = random.gamma(cv**-2, mean * cv**2, count)
     found: list[int] = np.maximum(1, np.rint(drawn)).astype(np.int64).tolist()

@@ -8,6 +8,7 @@ from typing import Any
 
 from forerun.errors import ConfigError
 from forerun.plan.assignments import parse_assignments
+from forerun.plan.load import MOST_CV
 
 EXAMPLE = "rate=2 or concurrency=4"
 LENGTHS = ("isl", "osl", "isl_cv", "osl_cv")
@@ -38,8 +39,10 @@ class OfferedLoad:
             raise ConfigError(f"load: got rate={self.rate:g}; must be a number above 0")
         if self.concurrency is not None and self.concurrency < 1:
             raise ConfigError(f"load: got concurrency={self.concurrency:g}; must be 1 or more")
-        if not self.burstiness > 0.0:
-            raise ConfigError(f"load: got burstiness={self.burstiness:g}; must be above 0")
+        if not self.burstiness > 0.0 or self.burstiness**-0.5 > MOST_CV:
+            raise ConfigError(
+                f"load: got burstiness={self.burstiness:g}; must be above 0, and 1 / its root, which is cv, at most {MOST_CV:g}"
+            )
 
     def most_running(self, max_num_seqs: int) -> int:
         """The most sequences that can run at once under this limit."""
