@@ -47,6 +47,28 @@ def test_show_names_files_that_cannot_be_read(tmp_path: Path, capsys: pytest.Cap
     assert "x.pools" in problem
 
 
+def test_a_path_is_shown_as_it_is_whatever_it_is_called(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "one[" / "a]"
+    folder.mkdir(parents=True)
+    (folder / "x.pools").write_bytes(b"nonsense")
+    assert main(["pools", "show", str(folder)]) == 0
+    assert "one[/a]/x.pools:" in "".join(capsys.readouterr().out.split())
+
+
+def test_a_folder_may_be_named_from_home_as_where_it_is_served(
+    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    saved(tmp_path / "one", model, suffix={None: 10})
+    file = str(tmp_path / "warm.pools")
+    assert main(["pools", "export", str(model), file, "--pools-folder=~/one"]) == 0
+    assert main(["pools", "import", str(model), file, "--pools-folder=~/two"]) == 0
+    capsys.readouterr()
+    assert main(["pools", "show", "~/two", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["pools"]
+    assert Path(row["file"]).parent == tmp_path / "two"
+
+
 @pytest.mark.parametrize("as_json", [[], ["--json"]])
 def test_another_file_is_refused_and_nobody_is_told_to_delete_it(
     as_json: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -7,6 +7,8 @@ import json
 import pytest
 
 from forerun.cli.app import main
+from forerun.proof.report import GreedyFinding, ProofReport
+from forerun.proof.report import Verdict as Finding
 from forerun.verify import matching
 from forerun.verify.base import Verdict
 from tests.native import needs_kernels
@@ -56,9 +58,17 @@ def test_a_bug_planted_in_the_verifier_fails(model, capsys, monkeypatch):
     assert "FAILED" in shown
 
 
-def test_a_lossy_configuration_fails_and_is_called_lossy(model, capsys):
-    lossy = ("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1, '
-             '"prompt_lookup_max": 3, "rejection_sample_method": "threshold", "acceptance_threshold": 0.01}')  # fmt: skip
+@pytest.mark.parametrize(
+    "verifier",
+    [
+        {"rejection_sample_method": "threshold", "acceptance_threshold": 0.01},
+        {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": [0.9, 0.9, 0.9, 0.9, 0.9]},
+    ],
+    ids=lambda verifier: verifier["rejection_sample_method"],
+)
+def test_a_lossy_configuration_fails_and_is_called_lossy(model, capsys, verifier):
+    ngram = {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
+    lossy = ("--speculative-config", json.dumps(ngram | verifier))
     assert main(["verify", model, *QUICK, *lossy]) == 1
     assert "lossy by design" in capsys.readouterr().out
 
@@ -76,6 +86,28 @@ def test_prompts_come_from_a_file(model, capsys, tmp_path):
     assert main(["verify", model, *QUICK, "--json", "--prompts", str(file)]) == 0
     report = json.loads(capsys.readouterr().out)
     assert [finding["prompt"] for finding in report["greedy"]] == ["one two one two one two", "three four three four"]
+
+
+def test_prompts_and_tokens_are_shown_as_they_are(model, capsys, monkeypatch):
+    finding = GreedyFinding(
+        prompt="x[i] [/INST] :key:",
+        num_tokens=2,
+        num_draft_tokens=1,
+        num_accepted_tokens=1,
+        verdict=Finding.TIE,
+        position=1,
+        gap=0.1,
+        plain_token="[/a]",
+        speculated_token="[b]",
+    )
+    report = ProofReport(
+        model="m", configuration="c", dtype="float32", is_lossless_by_design=True, greedy=[finding], sampled=[]
+    )
+    monkeypatch.setattr("forerun.proof.run.prove", lambda *_, **__: report)
+    main(["verify", model])
+    shown = capsys.readouterr().out
+    assert "x[i] [/INST] :key:" in shown
+    assert all(token in "".join(shown.split()) for token in ("'[/a]'", "'[b]'"))
 
 
 @pytest.mark.parametrize(

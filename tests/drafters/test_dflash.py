@@ -188,7 +188,7 @@ def test_on_the_kernels_drafts_do_not_depend_on_the_way_there():
     [
         ({"model": None}, "method 'dflash' needs 'model', got None"),
         ({"draft_sample_method": "lucky"}, "draft_sample_method: got 'lucky'; may be greedy, probabilistic, coupled"),
-        ({"max_model_len": 0}, "max_model_len .of the drafter.: got 0; must be 1 or more"),
+        ({"max_model_len": 0}, "max_model_len .of the drafter.: got 0; must be an integer of 1 or more"),
         ({"max_model_len": 10**6}, "its checkpoint allows at most 512; lower it"),
         ({"num_speculative_tokens": None}, "method 'dflash' has no default"),
         ({"num_speculative_tokens": BLOCK_SIZE}, "got 8; the checkpoint predicts 7 tokens ahead; lower it"),

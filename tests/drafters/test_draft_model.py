@@ -138,7 +138,8 @@ def test_its_kv_counts_in_the_memory():
         ),
         ({"quantization": "int8"}, "which the native CPU kernels compute"),
         ({"draft_sample_method": "lucky"}, "draft_sample_method: got 'lucky'; may be greedy, probabilistic, coupled"),
-        ({"max_model_len": 0}, "max_model_len .of the drafter.: got 0; must be 1 or more"),
+        ({"max_model_len": 0}, "max_model_len .of the drafter.: got 0; must be an integer of 1 or more"),
+        ({"max_model_len": "512"}, "max_model_len .of the drafter.: got .512.; must be an integer of 1 or more"),
         ({"max_model_len": 10**6}, "its checkpoint allows at most 512; lower it"),
         ({"num_speculative_tokens": None}, "method 'draft_model' has no default"),
         (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -90,14 +92,18 @@ def test_a_sequence_is_started_once_however_often_the_engine_says_so():
         Draft((1, 2), (1, -1)),
         Draft((1, 2), (-1, -2)),
         Draft((1, 2), (-1, 1)),
-        Draft((1, 2), None, torch.ones(2, 6)),
+        Draft((1, 2), None, torch.full((2, 6), 1 / 6)),
+        Draft((1,), None, torch.ones(1, 7)),
+        Draft((1,), None, torch.tensor([[2.0, -1.0, 0, 0, 0, 0, 0]])),
+        Draft((1,), None, torch.tensor([[1.0, math.nan, 0, 0, 0, 0, 0]])),
+        Draft((1,), None, torch.tensor([[1.0, -math.inf, 0, 0, 0, 0, 0]])),
         Draft((1,), source=["me"]),
         Draft((1, 2), source="me", sources=("me",)),
         Draft((1, 2), source="me", sources=("me", 2)),
         Draft((1, 2), survival=(0.5,)),
         Draft((1, 2), survival=(0.5, 0.6)),
         Draft((1, 2), survival=(1.5, 0.5)),
-        Draft((1,), survival=(float("nan"),)),
+        Draft((1,), survival=(math.nan,)),
     ],
 )
 def test_an_impossible_draft_is_refused(draft):
@@ -106,7 +112,7 @@ def test_an_impossible_draft_is_refused(draft):
 
 
 @pytest.mark.parametrize(
-    "draft", [NO_DRAFT, Draft((0, 6)), Draft((1, 1, 2), (-1, -1, 0)), Draft((1,), None, torch.ones(1, 7))]
+    "draft", [NO_DRAFT, Draft((0, 6)), Draft((1, 1, 2), (-1, -1, 0)), Draft((1,), None, torch.full((1, 7), 1 / 7))]
 )
 def test_a_possible_draft_passes(draft):
     check_draft(draft, vocab_size=7)

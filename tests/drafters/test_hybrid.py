@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from forerun import SamplingParams
 from forerun.config.speculative_config import resolve_speculative
@@ -89,6 +90,14 @@ def test_a_tree_is_as_long_as_it_is_deep():
     wide = Draft((4, 5, 6), (-1, -1, -1))
     hybrid = Hybrid([member("free", Scripted({1: wide}), min_draft_tokens=2), member("m", Scripted({1: Draft((9,))}))])
     assert drafts_for(hybrid, [1]) == [Draft((9,), source="m")]
+
+
+def test_a_draft_with_known_odds_is_taken_or_not_whatever_was_drawn():
+    drawn = Draft((4,), None, torch.full((1, VOCAB_SIZE), 1 / VOCAB_SIZE))
+    model = Scripted({1: Draft((9, 9, 9)), 2: Draft((9, 9, 9))})
+    hybrid = Hybrid([member("drawn", Scripted({1: drawn}), min_draft_tokens=3), member("model", model)])
+    assert [draft.token_ids for draft in drafts_for(hybrid, [1, 2])] == [(4,), (9, 9, 9)]
+    assert model.asked == [2]
 
 
 def test_a_drafter_drafts_no_more_than_it_may():

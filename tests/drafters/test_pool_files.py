@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import time
 import zlib
 
 import numpy as np
@@ -58,6 +59,15 @@ def test_any_salt_is_kept_in_order_and_apart(salts, tmp_path_factory):
     sections = {salt: {"tokens": np.array([i], np.int32)} for i, salt in enumerate(salts)}
     write_pools(path, SavedPools(model=MODEL, kinds={"answers": sections}))
     assert same(read_pools(path).kinds, {"answers": sections})
+
+
+def test_a_file_of_very_many_salts_is_read_in_a_moment(tmp_path):
+    path, tokens = tmp_path / "x.pools", np.arange(3, dtype=np.int32)
+    sections = {str(number): {"tokens": tokens} for number in range(10_000)}
+    write_pools(path, SavedPools(model=MODEL, kinds={"answers": sections}))
+    started = time.process_time()
+    assert len(read_pools(path).kinds["answers"]) == 10_000
+    assert time.process_time() - started < 2.0
 
 
 def test_the_shared_part_holds_nothing_of_a_salt():

@@ -114,6 +114,16 @@ def test_an_unusable_file_is_named_once_and_put_aside(tmp_path, content, caplog)
     assert read_pools(path).model == MODEL
 
 
+def test_pools_are_saved_where_an_unusable_file_was_deleted_meanwhile(tmp_path):
+    path = file_of(tmp_path, MODEL)
+    path.write_bytes(b"nonsense")
+    folder = folder_of(tmp_path, numbers=Numbers({None: 7}))
+    path.unlink()
+    folder.save_when_due()
+    folder.save()
+    assert read_pools(path).kinds["numbers"].keys() == {None}
+
+
 def test_a_pool_that_does_not_fit_costs_no_other(tmp_path, caplog):
     write_pools(
         file_of(tmp_path, MODEL),

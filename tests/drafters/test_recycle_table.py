@@ -103,6 +103,18 @@ def test_one_salt_cannot_take_all_the_memory():
     assert learnt.look_up(1, 2, "small") is not None
 
 
+def test_a_salt_longer_than_the_budget_keeps_nothing_and_costs_nobody_else():
+    learnt, endless = table(max_bytes=2 * SMALLEST), "b" * 3 * SMALLEST
+    learnt.learn(verified([row(1, 2)], [(0, 1, "a")]))
+    learnt.learn(verified([row(1, 2)], [(0, 1, endless)]))
+    assert learnt.look_up(1, 2, endless) is None
+    assert learnt.look_up(1, 2, "a") is not None
+    saved = learnt.to_arrays()
+    again = table(max_bytes=2 * SMALLEST)
+    again.from_arrays({endless: saved["a"], **saved})
+    assert again.look_up(1, 2, "a") is not None
+
+
 @pytest.mark.parametrize("max_bytes", [0, SMALLEST - 1])
 def test_a_budget_too_small_for_anything_keeps_nothing_and_works(max_bytes):
     learnt = table(max_bytes=max_bytes)

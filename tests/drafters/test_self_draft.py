@@ -119,6 +119,7 @@ def test_a_target_of_made_up_weights_drafts_by_the_same_ones(tmp_path):
         ({"exit_layer": 1, "quantization": "int8"}, "got quantization='int8' and exit_layer=1; give one of them"),
         ({"exit_layer": 0}, "exit_layer: got 0; must be an integer of 1 or more"),
         ({"exit_layer": "2"}, "exit_layer: got '2'; must be an integer of 1 or more"),
+        ({"exit_layer": True}, "exit_layer: got True; must be an integer of 1 or more"),
         ({"exit_layer": 3}, "exit_layer: got 3; must be from 1 to 2 for this target"),
         ({"quantization": "int3"}, "quantization .of the drafter.: got 'int3'; may be int8, int4"),
         ({"quantization": "int8"}, "loads the target's files again; it has none"),

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from forerun.config.speculative_config import resolve_speculative
 from forerun.drafters.suffix import BYTES_OF_A_RESPONSE, MAX_OCCURRENCES, OBJECTS_OF_A_POOL, ResponsePools, SuffixConfig
 from forerun.drafters.suffix_tree import BREAK
 from forerun.errors import ConfigError
@@ -240,11 +241,13 @@ def test_a_budget_too_small_for_anything_keeps_nothing_and_works(max_bytes):
     assert (pools.pool(None), pools.num_bytes, pools.num_tokens) == (None, 0, 0)
 
 
-def test_a_salt_longer_than_the_budget_keeps_nothing():
+def test_a_salt_longer_than_the_budget_keeps_nothing_and_costs_nobody_else():
     pools = response_pools(max_bytes=20_000)
     pools.add([1, 2], "a")
     pools.add([1, 2], "b" * 30_000)
     assert pools.num_bytes <= 20_000
+    assert pools.pool("b" * 30_000) is None
+    assert pools.pool("a") is not None
 
 
 class PoolsMachine(RuleBasedStateMachine):
@@ -294,14 +297,22 @@ test_pools_agree_with_lists_of_responses = PoolsMachine.TestCase
 
 
 @pytest.mark.parametrize(
-    ("tokens", "ages"),
-    [([1, 2], [0]), ([1, -1], []), ([1, -1, 2, -1], [0]), ([VOCAB_SIZE, -1], [0]), ([-2, -1], [0])],
+    ("tokens", "ages", "dtype"),
+    [
+        ([1, 2], [0], np.int32),
+        ([1, -1], [], np.int32),
+        ([1, -1, 2, -1], [0], np.int32),
+        ([VOCAB_SIZE, -1], [0], np.int32),
+        ([-2, -1], [0], np.int32),
+        ([1, -1], [0], np.float32),
+        ([[1, -1]], [0], np.int32),
+    ],
 )
-def test_arrays_that_no_pool_gives_are_refused_and_change_nothing(tokens, ages):
+def test_arrays_that_no_pool_gives_are_refused_and_change_nothing(tokens, ages, dtype):
     pools = response_pools()
     good = {"tokens": np.array([1, -1], np.int32), "ages": np.array([0], np.int32)}
-    bad = {"tokens": np.array(tokens, np.int32), "ages": np.array(ages, np.int32)}
-    with pytest.raises(ValueError, match=r"agree|token ids"):
+    bad = {"tokens": np.array(tokens, dtype), "ages": np.array(ages, dtype)}
+    with pytest.raises(ValueError, match=r"agree|token ids|rows of int32"):
         pools.from_arrays({None: good, "a": bad})
     assert pools.num_tokens == 0
 
@@ -326,8 +337,11 @@ def test_common_match_is_judged_by_its_latest_occurrences():
     assert start_and_propose(suffix, [9, 1]).token_ids == (3,)
 
 
-def test_default_number_of_tokens_is_the_tree_depth():
-    assert SuffixConfig(suffix_decoding_max_tree_depth=12).default_num_speculative_tokens == 12
+@pytest.mark.parametrize(("depth", "most"), [(12, 12), (200, 128)])
+def test_default_number_of_tokens_is_the_tree_depth_as_far_as_drafts_may_be_so_long(depth, most):
+    config = resolve_speculative({"method": "suffix", "suffix_decoding_max_tree_depth": depth})
+    assert config.num_speculative_tokens == most
+    resolve_speculative({"method": "suffix", "num_speculative_tokens": most})
 
 
 @pytest.mark.parametrize(

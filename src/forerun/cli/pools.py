@@ -55,6 +55,7 @@ def show(path: Path, /, *, json_output: JsonFlag = False) -> None:
         path: A folder given as --pools-folder, or a file that "forerun pools export" wrote.
         json_output: Print one line of JSON for machines, and nothing else, on standard output.
     """
+    path = path.expanduser()
     rows, problems = _rows(path)
     if problems and not path.is_dir():
         raise ConfigError(problems[0])
@@ -64,7 +65,7 @@ def show(path: Path, /, *, json_output: JsonFlag = False) -> None:
     table = Table("file", "model", "kind", "salts", "size", box=None)
     for row in rows:
         table.add_row(row.file, row.model, row.kind, str(row.num_salts), decimal(row.num_bytes))
-    console = Console()
+    console = Console(markup=False, emoji=False)
     console.print(table)
     for problem in problems:
         console.print(f"unusable: {problem}", highlight=False)
@@ -83,7 +84,7 @@ def export(model: str, file: Path, /, *, pools_folder: Path, shared_only: Flag =
     from forerun.drafters.pool_files import file_of, write_pools
 
     check_writable_file("FILE", file)
-    saved = _read(file_of(pools_folder, _identity(model)), model)
+    saved = _read(file_of(pools_folder.expanduser(), _identity(model)), model)
     if shared_only:
         saved = saved.shared
     _write(write_pools, file, saved)
@@ -104,7 +105,7 @@ def import_pools(model: str, file: Path, /, *, pools_folder: Path) -> None:
     identity = _identity(model)
     saved = read_pools(file)
     check_model(file, saved.model, identity)
-    target = file_of(pools_folder, identity)
+    target = file_of(pools_folder.expanduser(), identity)
     there: Mapping[str, Any] = read_pools(target).kinds if target.exists() else {}
     _write(write_pools, target, replace(saved, kinds={**there, **saved.kinds}))
     print(f"{target} holds {_named(saved)} of {file}")

@@ -79,7 +79,7 @@ def verify(
     if json_output:
         print(json.dumps(report.as_json()))
     else:
-        show(report, Console(highlight=False))
+        show(report, Console(highlight=False, markup=False, emoji=False))  # prompts and tokens may hold anything
     return 0 if report.passed else FAILED
 
 

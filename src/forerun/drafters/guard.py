@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+ROUNDING = 1e-3  # of the sum of a distribution in fp32
+
 
 @runtime_checkable
 class GuardsMembers(Protocol):
@@ -187,8 +189,8 @@ def check_draft(draft: Draft, *, vocab_size: int) -> None:
         isinstance(draft.margins, tuple) and all(isinstance(margin, float) for margin in draft.margins)
     ):
         raise DraftError(f"margins {draft.margins!r:.80}; must be a tuple of numbers, or None")
-    if draft.probs is not None and tuple(draft.probs.shape) != (len(draft), vocab_size):
-        raise DraftError(f"probs of shape {tuple(draft.probs.shape)}; must be ({len(draft)}, {vocab_size})")
+    if draft.probs is not None:
+        _check_probs(draft.probs, shape=(len(draft), vocab_size))
 
 
 def _check_parents(parents: Listing[int], *, num_nodes: int) -> None:
@@ -208,6 +210,15 @@ def _is_survival(survival: object, *, num_nodes: int) -> bool:
     if not all(isinstance(chance, float) for chance in survival):
         return False
     return all(map(le, (*survival, 0.0), (1.0, *survival)))
+
+
+def _check_probs(probs: Tensor, *, shape: tuple[int, int]) -> None:
+    """Raise unless each row is a distribution, up to rounding: with others a verifier is not exact, or can draw nothing."""
+    if tuple(probs.shape) != shape:
+        raise DraftError(f"probs of shape {tuple(probs.shape)}; must be {shape}")
+    is_distribution = (probs.amin(-1) >= 0.0) & ((probs.sum(-1) - 1.0).abs() < ROUNDING)  # False where there is a NaN
+    if not is_distribution.all():
+        raise DraftError("probs: a row is no distribution; must be chances of 0 or more that add up to 1")
 
 
 def _are_ints(values: Listing[object]) -> bool:

@@ -44,8 +44,8 @@ DEFAULT_MIN_DRAFT_TOKENS = 2
 class MemberConfig:
     """The settings of one of the drafters, and its limits.
 
-    It drafts at most `num_speculative_tokens`. A draft that is `min_draft_tokens` deep, or as deep as
-    its request allows, is good enough, so that no later drafter is asked.
+    It drafts at most `num_speculative_tokens`. A draft that is `min_draft_tokens` deep, as deep as
+    its request allows, or drawn with known odds, is good enough, so that no later drafter is asked.
     """
 
     method: str
@@ -175,8 +175,12 @@ class Member:
         ]
 
     def is_good_enough(self, draft: Draft, request: DraftRequest) -> bool:
-        """Whether `draft` is deep enough, or as deep as `request` allows."""
-        return draft.depth >= min(self.min_draft_tokens, request.max_tokens, request.max_depth)
+        """Whether `draft` is deep enough, or as deep as `request` allows; one drawn with known odds always is.
+
+        How deep that one is may depend on what was drawn, and verifying it is exact only if whether it is verified does not.
+        """
+        enough = min(self.min_draft_tokens, request.max_tokens, request.max_depth)
+        return draft.probs is not None or draft.depth >= enough
 
     def _within_limits(self, request: DraftRequest) -> DraftRequest:
         if request.max_tokens <= self.max_tokens:

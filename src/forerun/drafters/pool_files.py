@@ -11,6 +11,7 @@ import json
 import os
 import tempfile
 import zlib
+from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -109,8 +110,12 @@ def read_pools(path: Path) -> SavedPools:
             raise PoolFileError(f"{path}: damaged: its checksum is not that of its contents; delete it")
         contents = json.loads(metadata["contents"])
         model = ModelIdentity(fingerprint=str(contents["fingerprint"]), name=str(contents["name"]))
+        sections: defaultdict[str, dict[str, npt.NDArray[Any]]] = defaultdict(dict)
+        for full_name, array in arrays.items():
+            section, _, name = full_name.rpartition("/")
+            sections[section][name] = array
         kinds = {
-            str(kind): {salt: _section(arrays, f"{kind}/{number}/") for number, salt in enumerate(salts)}
+            str(kind): {salt: sections[f"{kind}/{number}"] for number, salt in enumerate(salts)}
             for kind, salts in contents["salts"].items()
         }
     except FileNotFoundError as error:
@@ -133,10 +138,6 @@ def check_model(path: Path, found: ModelIdentity, wanted: ModelIdentity) -> None
 def file_of(folder: Path, model: ModelIdentity) -> Path:
     """Where a model's pools lie in a folder, which may hold those of many models."""
     return folder / f"{model.fingerprint[:16]}.pools"
-
-
-def _section(arrays: Mapping[str, npt.NDArray[Any]], prefix: str) -> PoolArrays:
-    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
 
 
 def _checksum(contents: str, arrays: Mapping[str, npt.NDArray[Any]]) -> str:

@@ -111,7 +111,8 @@ class PoolFolder:
         """Write the file; pools of other kinds that are in it stay."""
         with self._writing, self._reporting_failure():
             if self._is_unusable:
-                self.path.replace(self.path.with_suffix(".unusable"))
+                with suppress(FileNotFoundError):  # it may have been deleted, as the warning advises
+                    self.path.replace(self.path.with_suffix(".unusable"))
                 self._is_unusable = False
             write_pools(self.path, SavedPools(model=self._model, kinds={**self._other_kinds(), **kinds}))
 

@@ -265,11 +265,10 @@ class RecycleTable:
         records = {salt: (self._packed("ones", arrays), self._packed("twos", arrays)) for salt, arrays in saved.items()}
         for salt, (ones, twos) in records.items():
             contexts = self._contexts(salt)
-            if contexts is None:
-                return
-            self._grow(contexts, more_ones=len(ones), more_twos=len(twos))
-            contexts.ones.store(ones)
-            contexts.twos.store(twos)
+            if contexts is not None:
+                self._grow(contexts, more_ones=len(ones), more_twos=len(twos))
+                contexts.ones.store(ones)
+                contexts.twos.store(twos)
 
     def _packed(self, name: str, arrays: PoolArrays) -> Records:
         """Records of the arrays of one kind of context."""
@@ -317,12 +316,18 @@ class RecycleTable:
         return True
 
     def _make_room(self, num_bytes: int, *, keep: SaltContexts | None) -> bool:
-        """Forget other salts, that learnt for longest ago first, until `num_bytes` more fit; whether they do."""
+        """Forget other salts, that learnt for longest ago first, until `num_bytes` more fit; whether they do.
+
+        What never fits costs nobody.
+        """
+        if num_bytes > self.max_bytes:
+            return False
         while self.num_bytes + num_bytes > self.max_bytes:
-            salt = next(iter(self._salts), None)
-            if salt not in self._salts or self._salts[salt] is keep:
+            salt, oldest = next(iter(self._salts.items()))
+            if oldest is keep:
                 return False
-            self.num_bytes -= self._salts.pop(salt).num_bytes
+            del self._salts[salt]
+            self.num_bytes -= oldest.num_bytes
         return True
 
 

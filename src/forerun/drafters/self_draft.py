@@ -53,8 +53,9 @@ class SelfConfig(DraftSamplingConfig):
                 f"draft_tensor_parallel_size: got {self.draft_tensor_parallel_size} with exit_layer; the target's layers are "
                 "computed by all of its processes anyway; leave it out"
             )
-        if self.exit_layer is not None and (not isinstance(self.exit_layer, int) or self.exit_layer < 1):
-            raise ConfigError(f"exit_layer: got {self.exit_layer!r}; must be an integer of 1 or more")
+        layer = self.exit_layer
+        if layer is not None and (not isinstance(layer, int) or isinstance(layer, bool) or layer < 1):
+            raise ConfigError(f"exit_layer: got {layer!r}; must be an integer of 1 or more")
 
     def build(self, target: TargetInfo) -> Drafter:
         """Make the drafter.

@@ -25,6 +25,9 @@ from forerun.errors import ConfigError
 MAX_OCCURRENCES = 64
 """The number of a match's latest occurrences that are counted; it bounds the time of a step."""
 
+MOST_DRAFT_TOKENS = 128
+"""What `num_speculative_tokens` may be, at most."""
+
 OBJECTS_OF_A_POOL = 2048  # bytes besides its arrays, measured and rounded up
 BYTES_OF_A_RESPONSE = 128  # in the list of responses, measured and rounded up
 MOST_BYTES_PER_TOKEN = 32  # of arrays that are as badly filled as they can be
@@ -71,8 +74,8 @@ class SuffixConfig:
 
     @property
     def default_num_speculative_tokens(self) -> int | None:
-        """The tree's depth, as in vLLM, so that the match alone decides the length of a draft."""
-        return self.suffix_decoding_max_tree_depth
+        """The tree's depth, as in vLLM, so that the match alone decides the length of a draft; no more than any draft may have."""
+        return min(self.suffix_decoding_max_tree_depth, MOST_DRAFT_TOKENS)
 
     def build(self, target: TargetInfo) -> Drafter:
         """Make the drafter."""
@@ -120,13 +123,11 @@ class ResponsePools:
     def add(self, response: Listing[int], cache_salt: str | None) -> None:
         """Keep a response for sequences of the same salt."""
         kept = response[max(0, len(response) - self._max_tokens) :]
-        if not kept or not self._max_responses:
-            return
+        if not kept or not self._max_responses or self._bytes_alone(len(kept), cache_salt) > self._max_bytes:
+            return  # the last: a salt of that length, or a budget that is too small for anything
         while len(self._responses) >= self._max_responses or self.num_tokens + len(kept) > self._max_tokens:
             self._drop_oldest()
         while self.num_bytes + self._most_more_bytes(len(kept), cache_salt) > self._max_bytes:
-            if not self._responses:
-                return  # a salt of that length, or a budget that is too small for anything
             self._drop_oldest()
         pool = self._pools.get(cache_salt)
         if pool is None:
@@ -161,6 +162,8 @@ class ResponsePools:
         responses: list[tuple[int, str | None, Listing[int]]] = []
         for salt, arrays in saved.items():
             tokens, ages = arrays["tokens"], arrays["ages"]
+            if any(array.ndim != 1 or array.dtype != np.int32 for array in (tokens, ages)):
+                raise ValueError("responses and their ages must be rows of int32")
             ends = np.flatnonzero(tokens == BREAK)
             if len(ends) != len(ages) or (len(tokens) and ends[-1] != len(tokens) - 1):
                 raise ValueError("responses and their ages do not agree")
@@ -176,9 +179,13 @@ class ResponsePools:
         """The most memory that a response of so many tokens may add."""
         pool = self._pools.get(salt)
         if pool is None:
-            empty = SuffixIndex(vocab_size=self._vocab_size)
-            return empty.most_bytes_with(num_tokens) + OBJECTS_OF_A_POOL + getsizeof(salt) + BYTES_OF_A_RESPONSE
+            return self._bytes_alone(num_tokens, salt)
         return pool.most_bytes_with(num_tokens) - pool.num_bytes + BYTES_OF_A_RESPONSE
+
+    def _bytes_alone(self, num_tokens: int, salt: str | None) -> int:
+        """The most memory that a salt takes whose only response has so many tokens."""
+        empty = SuffixIndex(vocab_size=self._vocab_size)
+        return empty.most_bytes_with(num_tokens) + OBJECTS_OF_A_POOL + getsizeof(salt) + BYTES_OF_A_RESPONSE
 
     def _drop_oldest(self) -> None:
         cache_salt, num_tokens = self._responses.popleft()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
@@ -90,5 +91,9 @@ class ProofReport:
         return all(finding.verdict is Verdict.BIT_IDENTICAL for finding in self.greedy)
 
     def as_json(self) -> dict[str, Any]:
-        """The report as JSON."""
-        return {**asdict(self), "passed": self.passed, "bit_identical": self.is_bit_identical}
+        """The report as JSON, which has no number for what is infinite: "inf"."""
+        report = {**asdict(self), "passed": self.passed, "bit_identical": self.is_bit_identical}
+        for finding in report["sampled"]:
+            if math.isinf(finding["statistic"]):
+                finding["statistic"] = "inf"
+        return report

@@ -33,6 +33,7 @@ DEFAULT_CONFIG: Mapping[str, Any] = {
 AUTO_CONFIG: Mapping[str, Any] = {"method": "auto"}
 
 NUM_NARROW_TOKENS = 6
+NUM_ADVERSARIAL_TOKENS = 4
 KV_BYTES = 2 << 30  # of each engine on a GPU
 
 
@@ -83,7 +84,6 @@ def prove(
         config = dict(DEFAULT_CONFIG)
     else:
         config = dict(AUTO_CONFIG if isinstance(speculative_config, str) else speculative_config)
-    adversarial = {"method": AdversarialDrafter, "num_speculative_tokens": 4, **verifier_part(config)}
     progress("loading the model")
     llm = LLM(model, **with_room_for_two(model, settings or {}), speculative_config=config)
     greedy = check_greedy(llm, prompts, max_tokens=max_tokens, progress=progress)
@@ -95,7 +95,11 @@ def prove(
     progress(f"sampled: {num_samples} samples, {name}")
     sampled = [run_experiment(llm, experiment, num_samples=num_samples, name=name, seed=1)]
     progress(f"sampled: {num_samples} samples, adversarial drafts")
-    adversary = llm.with_speculation(adversarial)
+    # what some lossy verifiers are given fits drafts of the user's length alone
+    num_tokens = NUM_ADVERSARIAL_TOKENS if llm.speculative.is_lossless else llm.speculative.num_speculative_tokens
+    adversary = llm.with_speculation(
+        {"method": AdversarialDrafter, "num_speculative_tokens": num_tokens, **verifier_part(config)}
+    )
     sampled.append(run_experiment(adversary, experiment, num_samples=num_samples, name="adversarial", seed=10**6))
     return ProofReport(
         model=str(model),

@@ -247,8 +247,8 @@ class KVDrafter:
 
 def check_max_model_len(asked: int | None) -> None:
     """Raise `ConfigError` unless a drafter's `max_model_len` is a length or None."""
-    if asked is not None and asked < 1:
-        raise ConfigError(f"max_model_len (of the drafter): got {asked}; must be 1 or more")
+    if asked is not None and (not isinstance(asked, int) or isinstance(asked, bool) or asked < 1):
+        raise ConfigError(f"max_model_len (of the drafter): got {asked!r}; must be an integer of 1 or more")
 
 
 def resolve_max_model_len(asked: int | None, *, allowed: int) -> int:
