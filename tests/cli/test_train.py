@@ -152,6 +152,12 @@ def test_each_stage_has_a_bar_with_its_note() -> None:
     assert "loss 2" in last[1]
 
 
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_folder_with_brackets_in_its_name_is_shown_as_it_is(is_terminal: bool) -> None:
+    shown = drawn([StageReport(stage="package", done=1.0, total=1.0, note="a[bold]/[/b]")], is_terminal=is_terminal)
+    assert "a[bold]/[/b]" in shown
+
+
 def test_without_a_terminal_each_stage_says_a_line_a_minute() -> None:
     reports = [StageReport(stage="write", done=float(i), total=4.0, note="texts") for i in range(3)]
     reports.append(StageReport(stage="train", done=1.0, total=None, note="loss 2"))

@@ -177,7 +177,7 @@ def test_an_interrupted_run_ends_in_the_same_head(tmp_path):
 
 
 def test_a_state_that_does_not_fit_on_the_disk_leaves_the_one_before(tmp_path, monkeypatch):
-    def full(tensors, path, metadata):
+    def full(tensors, path, *, metadata):
         path.write_bytes(b"a part")
         raise OSError(28, "No space left on device")
 
@@ -187,7 +187,7 @@ def test_a_state_that_does_not_fit_on_the_disk_leaves_the_one_before(tmp_path, m
     training.save(path)
     whole = path.read_bytes()
     training.run_step()
-    monkeypatch.setattr("forerun.train.head_trainer.save_file", full)
+    monkeypatch.setattr("forerun.train.kept_files.save_tensors", full)
     with pytest.raises(ConfigError, match=r"No space left on device.*; make room and give the same command again"):
         training.save(path)
     assert list(tmp_path.iterdir()) == [path]

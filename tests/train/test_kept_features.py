@@ -89,6 +89,17 @@ def test_a_file_with_a_fault_is_computed_and_kept_again(tmp_path, fault):
     assert torch.equal(again.wanted, expected.wanted)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_what_was_kept_on_another_device_is_taken_in_this_ones_dtype(tmp_path, dtype):
+    text = LearnedText(number=1, token_ids=torch.arange(8).numpy(), places=torch.arange(3, 6).numpy())
+    plain = Observer(chat_model(), NAMES[:1], DRAFT_IDS)
+    kept = KeptFeatures(tmp_path, NAMES)
+    kept.write(1, torch.arange(7), plain._states([text])[0].to(dtype))
+    found, expected = NeverComputes(chat_model(), NAMES[:1], DRAFT_IDS, kept).observe([text]), plain.observe([text])
+    assert found.wanted.dtype == expected.wanted.dtype
+    torch.testing.assert_close(found.features["hidden.1"], expected.features["hidden.1"], rtol=1e-2, atol=1e-2)
+
+
 def test_what_was_kept_of_other_hidden_states_is_thrown_away(tmp_path):
     ids, states = torch.arange(3), torch.ones(3, 2, 4)
     KeptFeatures(tmp_path, NAMES).write(7, ids, states)

@@ -34,16 +34,25 @@ def test_answers_are_read_from_a_folder_and_salted_ones_are_not(tmp_path):
         {"prompt_token_ids": [5, 6, number], "cache_salt": "mine" if number == 8 else None} for number in (7, 8, 9)
     ]
     first, _, last = answer(tmp_path, prompts)
-    texts = read_pooled_texts(tmp_path, identity())
+    texts = read_pooled_texts(tmp_path, identity(), most_tokens=40)
     assert {tuple(text.token_ids.tolist()) for text in texts if text.spans} == {first, last}
     assert all(text.spans == ((NUM_READ, 40),) for text in texts if text.spans)
+
+
+def test_long_answers_are_cut(tmp_path):
+    (whole,) = answer(tmp_path, [[5, 6, 7]])
+    (text,) = (text for text in read_pooled_texts(tmp_path, identity(), most_tokens=30) if text.spans)
+    assert tuple(text.token_ids.tolist()) == whole[:30]
+    assert text.spans == ((NUM_READ, 30),)
 
 
 def test_pools_without_answers_are_refused(tmp_path):
     answer(tmp_path, [{"prompt_token_ids": [5, 6, 7], "cache_salt": "mine"}])
     with pytest.raises(ConfigError, match="has no answer of more than 17 tokens of a request without cache_salt"):
-        read_pooled_texts(tmp_path, identity())
+        read_pooled_texts(tmp_path, identity(), most_tokens=40)
     with pytest.raises(ConfigError, match="pools of another model"):
-        read_pooled_texts(next(tmp_path.glob("*.pools")), ModelIdentity(fingerprint="other", name="other"))
+        read_pooled_texts(
+            next(tmp_path.glob("*.pools")), ModelIdentity(fingerprint="other", name="other"), most_tokens=40
+        )
     with pytest.raises(ConfigError, match="there is no such file"):
-        read_pooled_texts(tmp_path / "absent.pools", identity())
+        read_pooled_texts(tmp_path / "absent.pools", identity(), most_tokens=40)

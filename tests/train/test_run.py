@@ -17,13 +17,15 @@ from forerun import LLM, SamplingParams
 from forerun.errors import ConfigError, ModelError, RequestError
 from forerun.models.heads.eagle3 import load_eagle3
 from forerun.models.tokenizer import Tokenizer
-from forerun.train import estimates, head_trainer
+from forerun.train import estimates, kept_files
 from forerun.train.run import TrainingRun
 from forerun.train.run_folder import texts_of_run
 from forerun.train.run_settings import RunSettings
 from forerun.train.texts import read_texts
 from forerun.train.writing import WritingLimits
 from tests.native import needs_kernels
+from tests.tiny_models import save_tiny_model
+from tests.tiny_tokenizer import save_tiny_tokenizer
 from tests.train.target_folder import chat_model_folder
 
 
@@ -126,6 +128,67 @@ def test_features_that_are_kept_change_no_bit_of_the_head_and_are_thrown_away(tm
 
 
 @needs_kernels
+def test_features_that_a_kill_left_are_thrown_away_by_the_next_start(tmp_path, monkeypatch):
+    asked = settings(tmp_path, count=20, epochs=2.0, keep_features=True)
+
+    def killed(folder, **options):
+        if str(folder).endswith("features"):
+            raise TornDownError
+
+    with monkeypatch.context() as patch:
+        patch.setattr("forerun.train.run.shutil.rmtree", killed)
+        with pytest.raises(TornDownError):
+            TrainingRun(asked, lambda found: None).go()
+    assert (asked.output / "training" / "features").exists()
+    with pytest.raises(TornDownError):
+        TrainingRun(asked, stop_in("measure")).go()
+    assert not (asked.output / "training" / "features").exists()
+
+
+@needs_kernels
+def test_a_training_that_is_interrupted_after_each_step_ends_in_the_same_head_and_says_how_far_it_is(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr("forerun.train.run.SECONDS_PER_SAVE", 0.0)
+    asked = settings(tmp_path, count=20, epochs=2.0)
+    with pytest.raises(TornDownError):
+        TrainingRun(asked, stop_in("mask")).go()
+    whole, pieces = (replace(asked, prompts=None, texts=(asked.output,), output=tmp_path / name) for name in "ab")
+    with pytest.raises(TornDownError):
+        TrainingRun(whole, stop_in("measure")).go()
+    notes = []
+
+    def after_one_step(found):
+        if found.stage == "measure" or (found.stage == "train" and found.done > len(notes) + 1):
+            raise TornDownError
+        if found.stage == "train":
+            notes.append(found.note)
+
+    run = TrainingRun(pieces, after_one_step)
+    while not run.folder.is_done("train"):
+        (run.folder.compared / "left").mkdir(parents=True)  # as a kill leaves it
+        with pytest.raises(TornDownError):
+            run.go()
+        assert not run.folder.compared.exists()
+        run = TrainingRun(pieces, after_one_step)
+    assert len(notes) == run.folder.progress.num_steps > 3
+    assert not [note for note in notes if "M tokens, " not in note or note.startswith(",")]
+    found, expected = (load_file(one.output / "training" / "state.safetensors") for one in (pieces, whole))
+    torch.testing.assert_close(found, expected, rtol=0.0, atol=1e-6)  # a step moves weights by 1e-3
+    assert run.folder.saved_steps() == TrainingRun(whole, lambda found: None).folder.saved_steps()
+
+
+@needs_kernels
+def test_a_model_with_other_blocks_is_refused_before_there_is_a_folder(tmp_path):
+    folder = save_tiny_model(tmp_path / "olmo", "Olmo2ForCausalLM", vocab_size=264, max_position_embeddings=1024)
+    save_tiny_tokenizer(folder, vocab_size=264)
+    asked = replace(settings(tmp_path), model=str(folder))
+    with pytest.raises(ConfigError, match="begins from blocks like Llama's, this model has others"):
+        TrainingRun(asked, lambda found: None)
+    assert not asked.output.exists()
+
+
+@needs_kernels
 def test_a_head_is_trained_on_what_a_server_kept(tmp_path):
     pools = tmp_path / "pools"
     config = {"method": "auto", "auto_memory": 100}
@@ -143,24 +206,24 @@ def test_a_head_is_trained_on_what_a_server_kept(tmp_path):
 @needs_kernels
 def test_a_disk_that_is_full_whenever_tensors_are_written_costs_no_more_than_going_on(tmp_path, monkeypatch):
     asked = settings(tmp_path, count=20, epochs=2.0)
-    save = head_trainer.save_file
+    save = kept_files.save_tensors
 
     def full_at(number):
         calls = itertools.count()
 
-        def written(tensors, path, metadata):
+        def written(tensors, path, *, metadata):
             if next(calls) == number:
                 path.write_bytes(b"a part")
                 raise OSError(28, "No space left on device")
-            save(tensors, path, metadata)
+            save(tensors, path, metadata=metadata)
 
         return written
 
     for number in range(5):  # the head that is compared, three that are kept, the state
-        monkeypatch.setattr(head_trainer, "save_file", full_at(number))
+        monkeypatch.setattr(kept_files, "save_tensors", full_at(number))
         with pytest.raises(ConfigError, match=r"No space left on device.*; make room"):
             TrainingRun(asked, lambda found: None).go()
-    monkeypatch.setattr(head_trainer, "save_file", save)
+    monkeypatch.setattr(kept_files, "save_tensors", save)
     with pytest.raises(TornDownError):
         TrainingRun(asked, stop_in("measure")).go()
     run = TrainingRun(asked, lambda found: None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import islice
 
 import pytest
@@ -14,6 +15,7 @@ from forerun.models.base import LoadedTarget
 from forerun.models.loader import load_model
 from forerun.train.recipes import RECIPES
 from forerun.train.trainer import TrainSettings, shuffled, train_head
+from tests import heads_medusa
 from tests.engines import native_target, tiny_llm, tiny_target
 from tests.native import needs_kernels
 from tests.tiny_models import save_tiny_model
@@ -109,6 +111,39 @@ def test_texts_that_no_block_fits_in_are_refused():
 def test_a_draft_vocabulary_that_the_target_does_not_have_is_refused(kind, size):
     with pytest.raises(ConfigError, match=f"draft_vocab_size: got {size}; must be from 1 to 97"):
         train_head(kind, tiny_target(), TEXTS, SHORT, config=AUX | {"draft_vocab_size": size})
+
+
+@pytest.mark.parametrize("architecture", ["Qwen2ForCausalLM", "Phi3ForCausalLM", "Olmo2ForCausalLM"])
+def test_a_layer_for_a_target_whose_layers_are_unlike_llamas_is_refused(architecture):
+    with pytest.raises(ConfigError, match="'mtp' begins from layers like Llama's, this target has others"):
+        train_head("mtp", tiny_target(architecture), TEXTS)
+
+
+@pytest.mark.parametrize(
+    ("kind", "published", "changes"),
+    [
+        ("medusa", partial(heads_medusa.medusa, num_heads=3, vocabularies="own"), {}),
+        (
+            "medusa",
+            partial(heads_medusa.medusa, num_heads=2, num_blocks=2, vocabularies="own"),
+            {"medusa_num_heads": 2, "medusa_num_layers": 2},
+        ),
+        ("mlp_speculator", partial(heads_medusa.mlp_speculator, num_steps=3, inner_dim=0), {}),
+        (
+            "mlp_speculator",
+            partial(heads_medusa.mlp_speculator, tie_weights=True),
+            {"tie_weights": True, "n_predict": 4, "inner_dim": 40},
+        ),
+    ],
+)
+def test_heads_have_the_names_that_they_are_published_with(kind, published, changes):
+    config, tensors = published(tiny_target())
+    head = train_head(kind, tiny_target(), TEXTS, SHORT, config=changes)
+    assert {name: tensor.shape for name, tensor in head.tensors.items()} == {
+        name: tensor.shape for name, tensor in tensors.items()
+    }
+    assert head.config.get("architectures") == config.get("architectures")
+    assert head.config.get("model_type") == config.get("model_type")
 
 
 @needs_kernels

@@ -126,7 +126,7 @@ def train(
     if json_output:
         print(json.dumps({"head": str(output), **measured.to_json()}))
     else:
-        _show(Console(highlight=False), output, measured)
+        _show(Console(highlight=False, markup=False), output, measured)
 
 
 def _show_estimate(console: Console, estimate: Estimate) -> None:
@@ -158,7 +158,8 @@ def _hours(seconds: float) -> str:
 @contextmanager
 def stage_bars(console: Console) -> Iterator[Report]:
     """Show one bar per stage on stderr; where that is no terminal, a line every minute."""
-    columns = (TextColumn("{task.description:<8}"), BarColumn(), TimeElapsedColumn(), TextColumn("{task.fields[note]}"))
+    note = TextColumn("{task.fields[note]}", markup=False)  # it may name a folder
+    columns = (TextColumn("{task.description:<8}"), BarColumn(), TimeElapsedColumn(), note)
     with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
         yield _BarPerStage(bars, console)
 
@@ -181,5 +182,5 @@ class _BarPerStage:
         now = self._bars.get_time()
         if not self._console.is_terminal and now - self._said > 60:
             share = f"{report.done / report.total:.0%} " if report.total else ""
-            self._console.print(f"{report.stage} {share}{report.note}", soft_wrap=True)
+            self._console.print(f"{report.stage} {share}{report.note}", soft_wrap=True, markup=False)
             self._said = now

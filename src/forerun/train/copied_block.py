@@ -9,19 +9,35 @@ from torch import Tensor
 
 from forerun.errors import ConfigError
 from forerun.models.base import LoadedTarget
-from forerun.models.checkpoint import open_checkpoint
-from forerun.models.config import PRE_NORMS, QKNorm
-from forerun.models.decoder import Decoder
+from forerun.models.checkpoint import Checkpoint, open_checkpoint
+from forerun.models.config import DecoderConfig
 from forerun.models.heads.eagle3 import DRAFTS_BOTH, MASK
+from forerun.train.initial_weights import feature_layers, has_llama_norms, reduced_head
 
 FINAL_NORM = "model.norm.weight"
 
 OF_EMBEDDINGS = 0.02  # deviation of the weights that read the token's embedding, which the block has no part for
 
 
-def feature_layers(num_layers: int) -> list[int]:
-    """The layers of a target whose inputs a head reads: an early one, a middle one and a late one (arXiv 2503.01840)."""
-    return sorted({min(2, num_layers), num_layers // 2, max(num_layers - 3, 0)})
+def check_block(target: LoadedTarget) -> DecoderConfig:
+    """Check that a head can begin from the target's last block, and return how the target is made.
+
+    Raises:
+        ConfigError: the target's blocks differ from Llama's, or its files do not hold its tensors.
+    """
+    model = target.model
+    if not has_llama_norms(model):
+        raise ConfigError(
+            "model: forerun train begins from blocks like Llama's, this model has others; train_head can begin anew"
+        )
+    if target.path is None:
+        raise ConfigError("model: was made in memory; forerun train reads a block of it from its files")
+    checkpoint = open_checkpoint(target.path)
+    query = f"{_prefix(target)}self_attn.q_proj.weight"
+    if not {query, FINAL_NORM} <= checkpoint.names():
+        raise ConfigError(f"model: has no tensors {query} and so on; give one with Llama's names")
+    _load(checkpoint, query)
+    return model.config
 
 
 def begin_from_block(target: LoadedTarget, draft_ids: Tensor, *, seed: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -38,15 +54,10 @@ def begin_from_block(target: LoadedTarget, draft_ids: Tensor, *, seed: int) -> t
     Raises:
         ConfigError: the target's blocks differ from Llama's, or its files do not hold its tensors.
     """
-    model = target.model
-    if not isinstance(model, Decoder) or model.config.norms != PRE_NORMS or model.config.qk_norm is not QKNorm.NONE:
-        raise ConfigError(
-            "model: forerun train begins from blocks like Llama's, this model has others; train_head can begin anew"
-        )
-    config, last = model.config, model.num_layers
-    layer_ids = feature_layers(last)
+    config, model = check_block(target), target.model
+    layer_ids = feature_layers(model.num_layers)
     source = torch.Generator().manual_seed(seed)
-    block = _read_block(target, last - 1)
+    block = _read_block(target)
     final_norm = block.pop(FINAL_NORM)
     width, num_features = model.hidden_size, len(layer_ids)
     tensors = {f"midlayer.{name}": tensor for name, tensor in block.items() if name != "input_layernorm.weight"}
@@ -60,10 +71,8 @@ def begin_from_block(target: LoadedTarget, draft_ids: Tensor, *, seed: int) -> t
     fusion[:, -width:] += torch.eye(width)
     tensors["fc.weight"] = fusion
     tensors["norm.weight"] = final_norm
-    tensors["lm_head.weight"] = model.head_rows(draft_ids.to(model.device)).cpu().float().clone()
+    tensors |= reduced_head(model, draft_ids)
     tensors[MASK] = torch.zeros(1, 1, num_features * width)
-    tensors["d2t"] = draft_ids - torch.arange(len(draft_ids))
-    tensors["t2d"] = torch.zeros(model.vocab_size, dtype=torch.bool).index_fill(0, draft_ids, value=True)
     content = {
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",
@@ -88,28 +97,29 @@ def begin_from_block(target: LoadedTarget, draft_ids: Tensor, *, seed: int) -> t
     return content, tensors
 
 
-def _rope_theta(config: Any) -> float:
+def _rope_theta(config: DecoderConfig) -> float:
     rope = config.ropes[0]
     return 10000.0 if rope is None else float(rope.theta)
 
 
-def _read_block(target: LoadedTarget, index: int) -> dict[str, Tensor]:
-    """Read the tensors of a block from the target's files, in fp32, named as within the block, and the final norm."""
-    prefix = f"model.layers.{index}."
-    if target.path is None:
-        raise ConfigError("model: was made in memory; forerun train reads a block of it from its files")
-    checkpoint = open_checkpoint(target.path)
-    found: dict[str, Tensor] = {}
-    for name in checkpoint.names():
-        if name == FINAL_NORM or (name.startswith(prefix) and name.endswith(".weight")):
-            loaded = checkpoint.load(name)
-            if not isinstance(loaded, Tensor):
-                raise ConfigError(
-                    f"model: tensor {name} is stored in blocks of few bits; train for the unquantized model"
-                )
-            found[name.removeprefix(prefix)] = loaded.float()
-    if not {"self_attn.q_proj.weight", FINAL_NORM} <= found.keys():
-        raise ConfigError(
-            f"model: has no tensors {prefix}self_attn.q_proj.weight and so on; give one with Llama's names"
-        )
-    return found
+def _read_block(target: LoadedTarget) -> dict[str, Tensor]:
+    """Read the tensors of the last block from the target's files, in fp32, named as within the block, and the final norm."""
+    assert target.path is not None, "the target was checked"
+    checkpoint, prefix = open_checkpoint(target.path), _prefix(target)
+    return {
+        name.removeprefix(prefix): _load(checkpoint, name)
+        for name in checkpoint.names()
+        if name == FINAL_NORM or (name.startswith(prefix) and name.endswith(".weight"))
+    }
+
+
+def _prefix(target: LoadedTarget) -> str:
+    """Of the names of the last block's tensors."""
+    return f"model.layers.{target.model.num_layers - 1}."
+
+
+def _load(checkpoint: Checkpoint, name: str) -> Tensor:
+    loaded = checkpoint.load(name)
+    if not isinstance(loaded, Tensor):
+        raise ConfigError(f"model: tensor {name} is stored in blocks of few bits; train for the unquantized model")
+    return loaded.float()

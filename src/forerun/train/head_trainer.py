@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
@@ -25,6 +23,7 @@ from forerun.train.batches import Batches
 from forerun.train.draft_loss import draft_loss
 from forerun.train.induction_heads import attention_loss
 from forerun.train.kept_features import FeaturesInMemory, KeptFeatures
+from forerun.train.kept_files import write_tensors
 from forerun.train.observer import ObservedTexts, Observer
 from forerun.train.recipes import from_tensors
 from forerun.train.selection import LearnedText
@@ -205,7 +204,7 @@ class HeadTrainer:
             state = self._optimizer.state.get(tensor, {})
             tensors |= {f"{kind}/{name}": state[kind] for kind in MOMENTS if kind in state}
         metadata = {"step": str(self.step), "num_tokens": str(self.num_tokens)}
-        write_tensors(tensors, path, metadata)
+        write_tensors(path, tensors, metadata)
 
     def resume(self, path: Path) -> None:
         """Go on from a file of `save`.
@@ -291,18 +290,3 @@ class HeadTrainer:
         query, key = (heads[:, -self._num_induction_heads :] for heads in attend.first_pass(0))
         heads_of_key = self.content["num_attention_heads"] // self.content["num_key_value_heads"]
         return attention_loss(query, key[:, ::heads_of_key], observed.token_ids, observed.rows, observed.places)
-
-
-def write_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str]) -> None:
-    """Write a safetensors file beside the one that is there, which it then replaces.
-
-    Raises:
-        ConfigError: the disk is full or gone.
-    """
-    unfinished = path.with_name(f"{path.name}.unfinished")
-    try:
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, unfinished, dict(metadata))
-        os.replace(unfinished, path)
-    except Exception as error:
-        unfinished.unlink(missing_ok=True)
-        raise ConfigError(f"cannot write {path} ({error}); make room and give the same command again") from error

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
 
 from forerun.errors import ConfigError
 from forerun.models.base import TargetModel
-from forerun.models.config import PRE_NORMS, QKNorm
+from forerun.models.config import PRE_NORMS, DecoderConfig, QKNorm
 from forerun.models.decoder import Decoder
 
 NORM_EPS = 1e-5
@@ -56,9 +56,26 @@ class InitialWeights:
     def reduced_head(self, model: TargetModel, num_draft: int) -> None:
         """Add an LM head over the `num_draft` most frequent tokens, copied from the target's, and its vocabulary maps."""
         ids = self._counts.argsort(descending=True, stable=True)[:num_draft].sort().values
-        self.tensors["lm_head.weight"] = model.head_rows(ids.to(model.device)).cpu().float()
-        self.tensors["d2t"] = ids - torch.arange(num_draft)
-        self.tensors["t2d"] = torch.zeros(model.vocab_size, dtype=torch.bool).index_fill(0, ids, value=True)
+        self.tensors |= reduced_head(model, ids)
+
+
+def reduced_head(model: TargetModel, draft_ids: Tensor) -> dict[str, Tensor]:
+    """Return the target's LM head for some of its tokens [V], ascending, fp32, and the maps between both vocabularies."""
+    return {
+        "lm_head.weight": model.head_rows(draft_ids.to(model.device)).cpu().float(),
+        "d2t": draft_ids - torch.arange(len(draft_ids)),
+        "t2d": torch.zeros(model.vocab_size, dtype=torch.bool).index_fill(0, draft_ids, value=True),
+    }
+
+
+def feature_layers(num_layers: int) -> list[int]:
+    """The layers of a target whose inputs an EAGLE-3 head reads: an early one, a middle one and a late one (arXiv 2503.01840)."""
+    return sorted({min(2, num_layers), num_layers // 2, max(num_layers - 3, 0)})
+
+
+def has_llama_norms(model: TargetModel) -> TypeGuard[Decoder]:
+    """Whether a target's layers have norms where Llama's have them, and nowhere else."""
+    return isinstance(model, Decoder) and model.config.norms == PRE_NORMS and model.config.qk_norm is QKNorm.NONE
 
 
 def llama_config(model: TargetModel) -> dict[str, Any]:
@@ -96,11 +113,10 @@ def init_eagle3(model: TargetModel, changes: Mapping[str, Any], first: InitialWe
     Raises:
         ConfigError: the draft vocabulary is empty or larger than the target's.
     """
-    last = model.num_layers
     own = {
         "architectures": ["LlamaForCausalLMEagle3"],
         "draft_vocab_size": model.vocab_size,
-        "eagle_aux_hidden_state_layer_ids": sorted({min(2, last), last // 2, max(last - 3, 0)}),
+        "eagle_aux_hidden_state_layer_ids": feature_layers(model.num_layers),
     }
     config = {**llama_config(model), **own, **changes}
     if not 1 <= config["draft_vocab_size"] <= model.vocab_size:
@@ -147,19 +163,23 @@ def init_medusa(model: TargetModel, changes: Mapping[str, Any], first: InitialWe
         for block in range(config["medusa_num_layers"]):
             first.near(f"{head}.{block}.linear.weight", torch.zeros(width, width))
             first.near(f"{head}.{block}.linear.bias", torch.zeros(width))
-        first.near(f"{head}.lm_head.weight", rows)
+        first.near(f"{head}.{config['medusa_num_layers']}.weight", rows)
     return config
 
 
 def init_mlp_speculator(model: TargetModel, changes: Mapping[str, Any], first: InitialWeights) -> dict[str, Any]:
     """Begin an MLP speculator of three steps, as wide as the target."""
+    named = {"architectures": ["MLPSpeculatorPreTrainedModel"], "model_type": "mlp_speculator"}
     own = {"n_predict": 3, "emb_dim": model.hidden_size, "inner_dim": 0, "vocab_size": model.vocab_size}
-    config = {**own, "tie_weights": False, "scale_input": True, **changes}
-    inner = config["inner_dim"] or config["emb_dim"]
+    config = {**named, **own, "tie_weights": False, "scale_input": True, **changes}
+    inner, is_tied = config["inner_dim"] or config["emb_dim"], config["tie_weights"]
     for step in range(config["n_predict"]):
-        first.matrix(f"emb.{step}", model.vocab_size, inner)
-        first.matrix(f"proj.{step}", inner, inner if step else config["emb_dim"])
-        first.matrix(f"head.{step}", model.vocab_size, inner)
+        if not is_tied or step < 2:  # the first one's inputs are the target's
+            first.matrix(f"proj.{step}", inner, inner if step else config["emb_dim"])
+        if is_tied and step:
+            continue
+        for name in ("emb", "head"):
+            first.matrix(f"{name}.{step}", model.vocab_size, inner)
         first.near(f"ln.{step}.weight", torch.ones(inner))
         first.near(f"ln.{step}.bias", torch.zeros(inner))
     return config
@@ -171,7 +191,7 @@ def init_mtp(model: TargetModel, changes: Mapping[str, Any], first: InitialWeigh
     Raises:
         ConfigError: the target's layers differ from Llama's, which are the only ones that can be made here.
     """
-    if not isinstance(model, Decoder) or model.config.norms != PRE_NORMS or model.config.qk_norm is not QKNorm.NONE:
+    if not has_llama_norms(model) or _has_other_matrices(model.config):
         raise ConfigError(
             "kind of head: 'mtp' begins from layers like Llama's, this target has others; train another kind"
         )
@@ -192,6 +212,11 @@ def init_mtp(model: TargetModel, changes: Mapping[str, Any], first: InitialWeigh
     for name in ("input_layernorm", "enorm", "hnorm", "shared_head.norm"):
         first.norm(f"{prefix}{name}", width)
     return config
+
+
+def _has_other_matrices(config: DecoderConfig) -> bool:
+    """Whether layers have biases, or their matrices are stored in one, unlike most of Llama's."""
+    return config.qkv_bias or config.output_bias or config.mlp_bias or config.stored_fused
 
 
 def init_dflash(model: TargetModel, changes: Mapping[str, Any], first: InitialWeights) -> dict[str, Any]:

@@ -98,7 +98,7 @@ class Observer:
         if self._kept is None:
             return self._compute(ids)
         found = {
-            index: states.to(self._target.model.device)
+            index: states.to(self._target.model.device, self._target.model.dtype)  # the device may have changed since
             for index, (text, own) in enumerate(zip(texts, ids, strict=True))
             if (states := self._kept.read(text.number, own)) is not None
         }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from forerun.models.config_file import read_config
 from forerun.models.heads.eagle3 import DRAFTS_BOTH, NUM_INDUCTION_HEADS, canonical_name
 from forerun.models.model_folder import CONFIG_FILE
 from forerun.ops.block_writing import BLOCK
-from forerun.train.head_trainer import write_tensors
+from forerun.train.kept_files import write_tensors, write_text
 from forerun.train.measuring import NUM_DRAFTED, Measurement
 
 LAYOUTS = ("speculators", "specforge")
@@ -90,7 +89,7 @@ def save_head(
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"--output: cannot make {folder} ({error}); give a place that can be written") from error
-    write_tensors(rounded, folder / "model.safetensors", {"format": "pt"})
+    write_tensors(folder / "model.safetensors", rounded, {"format": "pt"})
     write_text(folder / CONFIG_FILE, json.dumps(content, indent=2) + "\n")
 
 
@@ -189,23 +188,3 @@ def model_card(
             "",
         ]
     return "\n".join(lines)
-
-
-def unfinished(path: Path) -> Path:
-    """Where `write_text` writes a file before it takes its name."""
-    return path.with_name(f"{path.name}.unfinished")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a text file beside the one that is there, which it then replaces.
-
-    Raises:
-        ConfigError: it cannot be written.
-    """
-    part = unfinished(path)
-    try:
-        part.write_text(text, encoding="utf-8")
-        os.replace(part, path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise ConfigError(f"cannot write {path} ({error}); make room and give the same command again") from error

@@ -18,12 +18,13 @@ NUM_READ = 16
 """Tokens at the beginning of an answer that are read and not learnt: what they answer is not kept."""
 
 
-def read_pooled_texts(path: Path, model: ModelIdentity) -> list[WrittenText]:
+def read_pooled_texts(path: Path, model: ModelIdentity, *, most_tokens: int) -> list[WrittenText]:
     """Read the answers of a model's pools, those of requests without a cache salt only: others were given it to be kept apart.
 
     Args:
         path: the folder that the server has as pools_folder, or a file of `forerun pools export`.
         model: whose they must be.
+        most_tokens: of an answer; longer ones are cut, as training takes memory by the square of a text's length.
 
     Raises:
         ConfigError: there is no file, it cannot be read or is of another model, or it holds no answer that may be used.
@@ -36,7 +37,7 @@ def read_pooled_texts(path: Path, model: ModelIdentity) -> list[WrittenText]:
         raise ConfigError(f"--from-pool: {error}") from None
     sections = pools.kinds.get(ANSWERS, {})
     tokens = sections[None]["tokens"] if None in sections else np.zeros(0, dtype=np.int32)
-    answers = [part[part != BREAK] for part in np.split(tokens, np.flatnonzero(tokens == BREAK) + 1)]
+    answers = [part[part != BREAK][:most_tokens] for part in np.split(tokens, np.flatnonzero(tokens == BREAK) + 1)]
     texts = [
         WrittenText(
             number=number,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -30,14 +29,16 @@ from forerun.models.store import hub_id, resolve_model
 from forerun.models.tokenizer import Tokenizer
 from forerun.train.batches import Batches
 from forerun.train.conversations import ChatMarks, InventedConversations, Plans, read_conversations
-from forerun.train.copied_block import begin_from_block, feature_layers
+from forerun.train.copied_block import begin_from_block, check_block
 from forerun.train.estimates import Estimate, Rates, count_steps, plan_tokens
 from forerun.train.head_trainer import PASS_TOKENS, TAUGHT_STEPS, HeadSettings, HeadTrainer
 from forerun.train.induction_heads import add_induction_heads
+from forerun.train.initial_weights import feature_layers
 from forerun.train.kept_features import FeaturesInMemory, KeptFeatures
+from forerun.train.kept_files import write_text
 from forerun.train.measuring import Measurement, measure_head, measure_times
 from forerun.train.observer import LAST
-from forerun.train.packaging import model_card, save_head, write_text
+from forerun.train.packaging import model_card, save_head
 from forerun.train.pooled_texts import read_pooled_texts
 from forerun.train.probing import WritingPace, measuring_seconds, peak_memory, quick_texts, training_rate
 from forerun.train.run_folder import RunFolder, is_begun, read_origins, texts_of_run
@@ -127,6 +128,8 @@ class TrainingRun:
             most = self.plans.count * self._limits.most_conversation * (settings.epochs or MOST_EPOCHS)
             count_steps(most, settings.batch_tokens)
         self._begun = None if settings.begin_with is None else begin_from_head(settings.begin_with, self.target)
+        if self._begun is None:
+            check_block(self.target)
         self._identity = settings.identity(path, chat_template=self.tokenizer.chat_template)
         # before there is a folder: one without texts would hold back the right command
         self._sources = None if is_begun(settings.output) else self._read_sources()
@@ -222,7 +225,8 @@ class TrainingRun:
         if self.settings.from_pool is None:
             return [texts_of_run(source, fingerprint) for source in self.settings.texts]
         model = ModelIdentity(fingerprint=fingerprint, name=self.settings.model)
-        return [(read_pooled_texts(self.settings.from_pool, model), [])]
+        most = self._limits.most_conversation
+        return [(read_pooled_texts(self.settings.from_pool, model, most_tokens=most), [])]
 
     def mask(self) -> Selection:
         """Select what is learnt of the texts; it takes seconds, so it is done anew each time."""
@@ -249,13 +253,13 @@ class TrainingRun:
                 trainer.resume(self.folder.state)
             elif self._begun is not None:
                 self._keep(trainer)  # what it begins with is measured too: training further may make it worse
-            with tempfile.TemporaryDirectory(dir=self.folder.work) as stored:
-                self._store(trainer, Path(stored))
-                check_served_head(trainer, Path(stored), self.target, selection.learned[0])
+            self._store(trainer, self.folder.compared)
+            check_served_head(trainer, self.folder.compared, self.target, selection.learned[0])
+            shutil.rmtree(self.folder.compared, ignore_errors=True)
             kept_at = {max(1, round(share * progress.num_steps)) for share in HEADS_KEPT_AT}
             curve = [num_tokens for num_tokens in CURVE_AT if num_tokens > trainer.num_tokens]
             saved = time.monotonic()
-            note = ""
+            note = f"{trainer.num_tokens / 1e6:.2f}M tokens"
             while trainer.step < progress.num_steps:
                 step = trainer.run_step()
                 if step.agreement:
@@ -275,8 +279,8 @@ class TrainingRun:
                     trainer.save(self.folder.state)
                     clock.note()
                     saved = time.monotonic()
+        shutil.rmtree(self.folder.features, ignore_errors=True)  # before it is noted that nobody will come here again
         self.folder.finish("train")
-        shutil.rmtree(self.folder.features, ignore_errors=True)
 
     def trainer(self, selection: Selection, *, num_steps: int) -> HeadTrainer:
         """A trainer at its beginning."""

@@ -11,8 +11,8 @@ from typing import Any
 
 from forerun.core.held_folder import held_folder
 from forerun.errors import ConfigError
+from forerun.train.kept_files import unfinished, write_text
 from forerun.train.measuring import Measurement
-from forerun.train.packaging import unfinished, write_text
 from forerun.train.texts import WrittenText, read_texts
 
 WORK = "training"  # subfolder of the output
@@ -59,6 +59,7 @@ class RunFolder:
         self.texts, self.state = self.work / TEXTS, self.work / "state.safetensors"
         self.origins = self.work / ORIGINS
         self.heads, self.features = self.work / "heads", self.work / "features"
+        self.compared = self.work / "compared"  # a head, while the engine's logits are held against the trainer's
         self._progress_file = self.work / "progress.json"
         settings_file = self.work / SETTINGS
         if is_begun(output):

@@ -17,9 +17,10 @@ from torch.nn.utils import clip_grad_norm_
 
 from forerun.errors import ConfigError
 from forerun.models.base import LoadedTarget
-from forerun.models.checkpoint import SINGLE_FILE, StateDict, save_tensors
+from forerun.models.checkpoint import SINGLE_FILE, StateDict
 from forerun.models.model_folder import CONFIG_FILE
 from forerun.train.initial_weights import InitialWeights
+from forerun.train.kept_files import write_tensors, write_text
 from forerun.train.recipes import RECIPES
 from forerun.train.target import observe
 
@@ -65,11 +66,14 @@ class HeadCheckpoint:
     tensors: Mapping[str, Tensor]
 
     def save(self, folder: Path) -> Path:
-        """Write the head to `folder`, a value for `speculative_config["model"]`, and return the folder."""
+        """Write the head to `folder`, a value for `speculative_config["model"]`, and return the folder.
+
+        Raises:
+            ConfigError: the disk is full or gone.
+        """
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / CONFIG_FILE).write_text(json.dumps(dict(self.config), indent=2) + "\n", encoding="utf-8")
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.tensors.items()}
-        save_tensors(tensors, folder / SINGLE_FILE, metadata={"format": "pt"})
+        write_tensors(folder / SINGLE_FILE, self.tensors, {"format": "pt"})
+        write_text(folder / CONFIG_FILE, json.dumps(dict(self.config), indent=2) + "\n")
         return folder
 
 
