@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import resource
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -25,6 +24,7 @@ from forerun.models.packing import Packing
 from forerun.ops.native.library import load_kernels
 from tests.family_gguf import FAMILY_GGUFS, save_family
 from tests.gguf_bytes import mutated
+from tests.gguf_memory import peak_mb
 from tests.models.paged_run import PagedRun
 from tests.tiny_gguf import save_tiny_gguf
 
@@ -111,10 +111,9 @@ def main(folder: Path, first: int, last: int) -> None:
     wholes = list(whole_files(folder))
     for whole in wholes:
         read_whole(written(whole, folder)[0])  # which imports and allocates what is needed once
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = peak_mb()
     counts = Counter(outcome(wholes[seed % len(wholes)], seed, folder) for seed in range(first, last))
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    print(json.dumps({**counts, "kinds": len(wholes), "grown_mb": grown // 1024}))
+    print(json.dumps({**counts, "kinds": len(wholes), "grown_mb": peak_mb() - before}))
 
 
 if __name__ == "__main__":

@@ -47,6 +47,12 @@ def test_what_cannot_be_compiled_is_refused_in_one_line(wanted, complaint):
     assert str(caught.value).startswith(f"{next(iter(wanted))}: cannot be compiled (")
 
 
+def test_what_is_wrong_is_said_whatever_the_systems_encoding(monkeypatch):
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    with pytest.raises(RequestError, match="unclosed group"):
+        begin(regex="(\N{LATIN SMALL LETTER E WITH ACUTE}\N{SNOWMAN}")
+
+
 def test_a_sandbox_that_does_not_end_is_ended(monkeypatch):
     monkeypatch.setattr(compiler, "SANDBOX_TIMEOUT_S", 0.001)
     start = time.monotonic()

@@ -41,3 +41,17 @@ def complaint(program, regex):
 def test_grammars_are_judged_on_every_system(program):
     assert complaint(program, "a+") == ""
     assert "unclosed group" in complaint(program, "(a")
+
+
+BROKEN = """
+import runpy, sys, llguidance
+def fail(grammar, limits):
+    raise MemoryError
+llguidance.LLMatcher.validate_grammar = staticmethod(fail)
+runpy.run_path(sys.argv[1], run_name="__main__")
+"""
+
+
+def test_a_grammar_that_is_not_judged_to_the_end_is_not_good():
+    with pytest.raises(subprocess.CalledProcessError):
+        complaint(["-c", BROKEN], "a+")

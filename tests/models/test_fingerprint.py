@@ -35,6 +35,12 @@ def test_other_weights_of_the_same_shape_are_another_model(model, tmp_path):
     assert fingerprint_of_files(other) != fingerprint_of_files(model)
 
 
+def test_a_link_that_leads_nowhere_does_not_count(model, tmp_path):
+    linked = shutil.copytree(model, tmp_path / "linked")
+    (linked / "pytorch_model.bin").symlink_to(tmp_path / "absent")
+    assert fingerprint_of_files(linked) == fingerprint_of_files(model)
+
+
 def test_models_made_in_memory_are_told_apart_by_their_heads():
     target = tiny_target()
     assert target.path is None

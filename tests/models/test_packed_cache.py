@@ -219,6 +219,18 @@ def test_all_parts_of_a_split_file_count(cache, tmp_path):
     assert not is_kept(cache, parts[0])
 
 
+def test_a_link_that_leads_nowhere_is_none_of_the_weights(cache, source):
+    (source / "pytorch_model.bin").symlink_to(source / "absent")
+    keep(cache, source)
+    assert is_kept(cache, source)
+
+
+def test_a_long_name_in_any_script_is_kept(cache, source):
+    folder = source.rename(source.with_name("\N{CJK UNIFIED IDEOGRAPH-6A21}" * 80))
+    keep(cache, folder)
+    assert is_kept(cache, folder)
+
+
 def test_a_damaged_file_is_said_and_replaced(cache, source, caplog):
     keep(cache, source)
     (path,) = cache.folder.iterdir()
@@ -418,6 +430,22 @@ def test_the_least_recently_used_go_when_room_is_needed(cache, tmp_path, source)
     assert [is_kept(cache, model) for model in models] == [True, False, True, True]
 
 
+def test_room_is_made_though_another_process_removes_a_file_meanwhile(cache, tmp_path, source, monkeypatch):
+    other = shutil.copytree(source, tmp_path / "other" / "model")
+    keep(cache, other)
+    (old,) = cache.folder.iterdir()
+    read = packed_cache.read_table
+
+    def read_if_there(path):
+        if path == old:
+            raise FileNotFoundError(path)
+        return read(path)
+
+    monkeypatch.setattr(packed_cache, "read_table", read_if_there)
+    keep(PackedCache(folder=cache.folder, most_bytes=old.stat().st_size + 100, least_bytes=0), source)
+    assert len(names(cache)) == 1
+
+
 def test_what_was_packed_before_a_model_changed_goes_with_the_next_and_nothing_else(cache, tmp_path, source):
     other = shutil.copytree(source, tmp_path / "other" / "model")
     (other / "model.safetensors").write_bytes(b"others")
@@ -467,6 +495,28 @@ def test_a_copy_of_a_model_that_is_gone_keeps_what_was_packed_of_it(cache, sourc
     shutil.rmtree(source)
     assert [file.reason for file in cache.prune()] == [f"its model is gone: {source}"]
     assert is_kept(cache, copy)
+
+
+def test_prune_goes_on_where_another_process_has_removed_a_file(cache, source, monkeypatch):
+    keep(cache, source)
+    keep(cache, source, format="int8")
+    gone, left = cache.folder.iterdir()
+    found = cache._files()
+    gone.unlink()
+    monkeypatch.setattr(PackedCache, "_files", lambda self: found)
+    assert cache.prune() == []
+    assert cache.num_bytes == left.stat().st_size
+    assert [file.name for file in cache.prune(everything=True)] == [left.name]
+
+
+def test_prune_leaves_what_was_packed_of_a_model_that_may_not_be_read(cache, source, monkeypatch):
+    def refuse(path):
+        raise PermissionError(path)
+
+    keep(cache, source)
+    monkeypatch.setattr(packed_cache, "samples_of", refuse)
+    assert cache.prune() == []
+    assert len(names(cache)) == 1
 
 
 def test_prune_of_everything_leaves_nothing(cache, source):

@@ -179,7 +179,8 @@ def _check_in_sandbox(source: str, kind: str) -> None:
             [sys.executable, "-P", str(Path(sandbox.__file__))],
             input=json.dumps({"grammar": source, "limits": MATCHER_LIMITS}),
             capture_output=True,
-            text=True,
+            encoding="utf-8",
+            errors="replace",
             timeout=SANDBOX_TIMEOUT_S,
             check=False,
             start_new_session=True,  # so that Ctrl-C lets it finish, as a server lets all that runs

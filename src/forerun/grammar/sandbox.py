@@ -18,10 +18,10 @@ MEMORY_BYTES = 2 << 30  # of address space
 STACK_BYTES = 4 << 20  # half of what the threads have that compile the grammars that pass
 
 
-def validate() -> None:
-    """Write llguidance's complaint about the grammar on standard input."""
+def validate() -> str:
+    """llguidance's complaint about the grammar on standard input; empty if it is good."""
     given = json.load(sys.stdin)
-    sys.stdout.write(LLMatcher.validate_grammar(given["grammar"], limits=LLParserLimits(**given["limits"])))
+    return LLMatcher.validate_grammar(given["grammar"], limits=LLParserLimits(**given["limits"]))
 
 
 def limit_resources() -> None:
@@ -42,12 +42,16 @@ def limit_resources() -> None:
 
 
 def main() -> None:
-    """Validate on a small stack and under limits."""
+    """Write the complaint, found on a small stack and under limits; a grammar that cannot be judged to the end is not good."""
     limit_resources()
     threading.stack_size(STACK_BYTES)
-    thread = threading.Thread(target=validate)
+    complaints: list[str] = []
+    thread = threading.Thread(target=lambda: complaints.append(validate()))
     thread.start()
     thread.join()
+    if not complaints:
+        sys.exit(1)  # the thread has said why
+    sys.stdout.buffer.write(complaints[0].encode())
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ def find_gguf(path: Path) -> Path | None:
     Raises:
         ModelError: the folder holds several models.
     """
-    if path.suffix == ".gguf":
+    if path.suffix == ".gguf" and not path.is_dir():
         return path
     found = sorted(path.glob("*.gguf"))
     if not found or any(path.glob("*.safetensors")):

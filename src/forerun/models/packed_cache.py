@@ -12,6 +12,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -152,16 +153,17 @@ class PackedCache:
         """
         removed: list[PrunedFile] = []
         for path in (*self._files(), *self._works()):
-            reason = "all are removed" if everything else _uselessness(path)
-            if reason is not None:
-                removed.append(PrunedFile(name=path.name, num_bytes=path.stat().st_size, reason=reason))
-                path.unlink()
+            reason, status = "all are removed" if everything else _uselessness(path), _status(path)
+            if reason is not None and status is not None:  # else another process has removed it
+                path.unlink(missing_ok=True)
+                removed.append(PrunedFile(name=path.name, num_bytes=status.st_size, reason=reason))
         return removed
 
     @property
     def num_bytes(self) -> int:
         """Bytes of all files."""
-        return sum(path.stat().st_size for path in (*self._files(), *self._works()))
+        found = map(_status, (*self._files(), *self._works()))
+        return sum(status.st_size for status in found if status is not None)
 
     def _has_room(self, num_bytes: int, log_level: int) -> bool:
         """Whether the cache and its disk have room for about so many bytes; said where they have not."""
@@ -246,7 +248,7 @@ def _remove(path: Path) -> bool:
 
 
 def _uselessness(path: Path) -> str | None:
-    """Why no start can use a file of the folder; None if one can."""
+    """Why no start can use a file of the folder; None if one can, or nobody can tell."""
     if path.name.startswith("."):
         status = _status(path)
         is_abandoned = status is not None and time.time() - status.st_mtime > ABANDONED_SECONDS
@@ -254,13 +256,15 @@ def _uselessness(path: Path) -> str | None:
     try:
         key = read_table(path)["about"]["key"]
         source = Path(key["path"])
+        if not source.exists():
+            return f"its model is gone: {source}"
+        if key["code"] != _code(key["level"]):
+            return "it is of another version of forerun"
+        return None if key["source"] == _identity(source) else f"its model has changed: {source}"
     except (PackedFileError, KeyError):
         return "it is damaged, or of another version of forerun"
-    if not source.exists():
-        return f"its model is gone: {source}"
-    if key["code"] != _code(key["level"]):
-        return "it is of another version of forerun"
-    return None if key["source"] == _identity(source) else f"its model has changed: {source}"
+    except OSError:  # another process has removed it, or it or its model may not be read
+        return None
 
 
 def _replaces(newest: Path, path: Path) -> bool:
@@ -268,12 +272,12 @@ def _replaces(newest: Path, path: Path) -> bool:
     try:
         new, old = (read_table(file)["about"]["key"] for file in (newest, path))
         return bool(new["path"] == old["path"] and new["source"] != old["source"])
-    except (PackedFileError, KeyError):
+    except (OSError, PackedFileError, KeyError):
         return False
 
 
 def _file_name(model: PackedModel, key: Mapping[str, Any]) -> str:
-    name = "".join(c if c.isalnum() or c in "-_." else "-" for c in model.path.absolute().name).lstrip(".")[:80]
+    name = re.sub(r"[^A-Za-z0-9_.-]", "-", model.path.absolute().name).lstrip(".")[:80]
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
     return f"{name}-{model.format}-{model.level}-{digest}{SUFFIX}"
 
@@ -281,7 +285,7 @@ def _file_name(model: PackedModel, key: Mapping[str, Any]) -> str:
 def _weight_files(path: Path) -> list[Path]:
     """The files of a model's weights; of a GGUF that is split, all parts."""
     if path.is_dir():
-        return sorted(file for file in path.iterdir() if file.suffix in WEIGHTS)
+        return sorted(file for file in path.iterdir() if file.suffix in WEIGHTS and file.is_file())
     return [part for part in gguf_parts(path) if part == path or part.exists()]
 
 

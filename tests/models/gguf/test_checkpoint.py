@@ -171,6 +171,13 @@ def test_types_without_kernels_are_named_where_the_gguf_package_is_missing(tmp_p
         open_checkpoint(tmp_path / "x.gguf").load("model.layers.0.mlp.up_proj.weight")
 
 
+def test_a_type_that_is_newer_than_the_gguf_package_is_named(tmp_path, monkeypatch):
+    save_types(tmp_path / "x.gguf", "NVFP4")
+    monkeypatch.setattr(grouped, "_gguf_package", lambda place: (gguf.quants, {}))
+    with pytest.raises(ModelError, match="type NVFP4, which cannot be read"):
+        open_checkpoint(tmp_path / "x.gguf").load(UP)
+
+
 @pytest.mark.parametrize("kind", ["Q8_K", "Q8_1"])
 def test_types_that_nothing_reads_are_named(tmp_path, kind):
     with contextlib.suppress(NotImplementedError):  # of the values; the file is there

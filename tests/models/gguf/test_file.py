@@ -42,6 +42,14 @@ def test_a_folder_of_parts_is_one_model(parts):
     assert find_gguf(parts[0].parent) == parts[0]
 
 
+def test_a_folder_that_is_called_like_a_file_is_one_model(parts, tmp_path):
+    folder = tmp_path / "m.gguf"
+    folder.mkdir()
+    for part in parts:
+        part.rename(folder / part.name)
+    assert find_gguf(folder) == folder / parts[0].name
+
+
 def test_a_folder_of_parts_and_another_file_is_refused(parts):
     (parts[0].parent / "other.gguf").touch()
     with pytest.raises(ModelError, match="give the path of one"):

@@ -1,5 +1,6 @@
 """Hostile GGUF files: an error of one line each, no crash, little memory. tests/slow does it 20,000 times."""
 
+import itertools
 import json
 import os
 import random
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from forerun.errors import ModelError
 from forerun.models.gguf.header import read_header
-from tests.gguf_bytes import ARRAY, F32, STRING, Key, gguf_bytes
+from tests.gguf_bytes import ARRAY, F32, I32, STRING, Key, gguf_bytes
 
 MOST_MB = 256
 
@@ -48,7 +49,7 @@ VOCABULARIES = {
         "put together in more than 1048576 ways",
     ),
     "too many bytes": (lambda: ["<unk>", *(f"{i:0200}" for i in range(90_000))], "strings in 16777216 bytes"),
-    "too many tokens": (lambda: ["a"] * ((1 << 20) + 1), "at most 1048576 strings"),
+    "too many tokens": (lambda: ["a"] * ((1 << 20) + 1), "has 1048577 tokens, 0 of them special, and 0 merges"),
 }
 
 
@@ -61,21 +62,48 @@ LIKE_OTHERS = ("a token of megabytes", "ever longer tokens", "too many bytes")
 def test_a_hostile_vocabulary_takes_little_memory(tmp_path, kind):
     make, said = VOCABULARIES[kind]
     words = make()
-    keys = [
-        Key("general.architecture", STRING, "llama"),
-        Key("tokenizer.ggml.model", STRING, "llama"),
-        Key("tokenizer.ggml.tokens", ARRAY, words, STRING),
-        Key("tokenizer.ggml.scores", ARRAY, [0.0] * len(words), F32),
-    ]
-    (tmp_path / "x.gguf").write_bytes(gguf_bytes(keys))
-    command = [sys.executable, "-m", "tests.gguf_memory", str(tmp_path / "x.gguf")]
-    environment = os.environ | {"FORERUN_PACKED_CACHE_GB": "0"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment)
-    assert done.returncode == 0, done.stderr[-2000:]
-    found = json.loads(done.stdout)
+    found = built(tmp_path / "x.gguf", words, Key("tokenizer.ggml.scores", ARRAY, [0.0] * len(words), F32))
     assert (found["said"] is None) == (said is None)
     assert said is None or said in found["said"]
     assert found["grown_mb"] < MOST_MB
+
+
+LARGEST = {
+    "words": lambda: ([f"{i:x}" for i in range(639_000)], 0, 1),
+    "special tokens": lambda: ([f"{i:x}" for i in range(213_000)], 0, 3),
+    "merges": lambda: (
+        ["".join(word) for n in range(1, 9) for word in itertools.product("abcd", repeat=n)],
+        1 << 20,
+        1,
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("most", LARGEST)
+def test_the_largest_vocabularies_that_are_built_take_little_memory(tmp_path, most):
+    words, num_merges, kind = LARGEST[most]()
+    merges = [f"{word[:i]} {word[i:]}" for word in words if num_merges for i in range(1, len(word))]
+    merges += ["a b"] * (num_merges - len(merges))
+    found = built(
+        tmp_path / "x.gguf",
+        words,
+        Key("tokenizer.ggml.merges", ARRAY, merges, STRING),
+        Key("tokenizer.ggml.token_type", ARRAY, [kind] * len(words), I32),
+    )
+    assert found["said"] is None
+    assert found["grown_mb"] < MOST_MB
+
+
+def built(path, words, *keys):
+    """What came of building a tokenizer in a process of its own."""
+    named = Key("general.architecture", STRING, "llama"), Key("tokenizer.ggml.model", STRING, "llama")
+    path.write_bytes(gguf_bytes([*named, Key("tokenizer.ggml.tokens", ARRAY, words, STRING), *keys]))
+    command = [sys.executable, "-m", "tests.gguf_memory", str(path)]
+    environment = os.environ | {"FORERUN_PACKED_CACHE_GB": "0"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout)
 
 
 @settings(max_examples=200)

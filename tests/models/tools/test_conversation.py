@@ -73,6 +73,11 @@ def test_a_template_that_reads_tools_gets_texts_in_one_piece_and_arguments_as_ob
         ([{"role": "assistant", "tool_calls": ["wait"]}], [], "tool_calls: got 'wait'"),
         ([{"role": "assistant", "tool_calls": 5}], [], "tool_calls: got 5; must be a list"),
         ([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}], [], "'f': not JSON"),
+        (
+            [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {"a": {1}}}}]}],
+            [],
+            "tool_calls: .*not JSON",
+        ),
         ([USER], [{"name": "weather"}], "tools: got .*'function'"),
         ([USER], [{"function": {"name": "f", "parameters": {1, 2}}}], "tools: .*'f'"),
         ([USER], [{"function": {"name": "f", "parameters": {"default": {1}}}}], "tools: one is not JSON"),

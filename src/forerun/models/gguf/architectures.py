@@ -84,8 +84,8 @@ def architecture_of(file: GGUFFile) -> GGUFArchitecture | None:
 def unknown_architecture(file: GGUFFile) -> ModelError:
     """Return the error for a file whose architecture nothing can run."""
     return ModelError(
-        f"{file.path} ({file.describe()}): architecture {file.architecture!r:.80} is not known; "
-        f"may be {', '.join(ARCHITECTURES)}{did_you_mean(file.architecture, ARCHITECTURES)}"
+        f"{file.path} ({file.describe()}): architecture {file.architecture!r:.80} is not known"
+        f"{did_you_mean(file.architecture, ARCHITECTURES)}"
     )
 
 

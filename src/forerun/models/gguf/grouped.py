@@ -151,7 +151,7 @@ def read_values(place: TensorPlace, content: Tensor) -> Iterator[tuple[Blocks, n
         try:
             with np.errstate(invalid="ignore"):  # scales that are no numbers
                 values = quants.dequantize(some, kinds[place.type.name])
-        except (NotImplementedError, ValueError) as error:
+        except (KeyError, NotImplementedError, ValueError) as error:  # KeyError: the package is older than the type
             raise ModelError(
                 f"{place.file}: tensor {place.name!r} is of type {place.type.name}, which cannot be read "
                 f"({one_line(error)}); use another quantization of the model"

@@ -28,6 +28,9 @@ logger = logging.getLogger(__name__)
 UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4  # types of tokens
 SPACE = "\u2581"  # SentencePiece's
 LONGEST_PIECE = 512  # characters; there are runs of 256 spaces
+MOST_PARTS = 640_000
+"""Of a vocabulary, each a third of a KB in memory: a word, two merges, or half of what makes a token that is found whole."""
+
 ROLES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 NEVER_STRIPPING = ("<unk>", "<s>", "<|endoftext|>")  # of Phi-3's special tokens: they leave the white space behind them
 GEMMA = ("gemma", "gemma2", "gemma3")
@@ -46,8 +49,7 @@ def build_tokenizer(file: GGUFFile) -> tuple[Tokenizer, dict[str, str]]:
         pieces = kept_pieces(file, lambda: _find_pieces(file))
         words = pieces.words
         tokenizer, adds_bos = KINDS[metadata.text("model")](file, metadata, pieces)
-        types = metadata.numbers("token_type") if "token_type" in metadata else np.zeros(0)
-        _add_tokens(tokenizer, pieces, types, rstrips=_rstrips(file))
+        _add_tokens(tokenizer, pieces, _types(metadata), rstrips=_rstrips(file))
         adds_bos = metadata.flag("add_bos_token", adds_bos)
         needed = ("eos", "bos") if adds_bos else ("eos",)
         special = {
@@ -71,7 +73,7 @@ def check_tokenizer(file: GGUFFile) -> None:
     """Check that the file has a tokenizer of a kind that can be built.
 
     Raises:
-        ModelError: it has none, or one of another kind.
+        ModelError: it has none, or one of another kind or of more parts than any model's.
     """
     metadata = file.metadata.below("tokenizer.ggml")
     if "model" not in metadata:
@@ -86,6 +88,21 @@ def check_tokenizer(file: GGUFFile) -> None:
         )
     if kind == "gpt2":
         _pre_tokenizer(file, metadata)
+    _check_size(file, metadata)
+
+
+def _check_size(file: GGUFFile, metadata: Metadata) -> None:
+    words, merges = metadata.count("tokens"), metadata.count("merges") if "merges" in metadata else 0
+    added = int(np.isin(_types(metadata), (UNKNOWN, CONTROL, USER_DEFINED)).sum())
+    if words + merges // 2 + 2 * added > MOST_PARTS:
+        raise ModelError(
+            f"{file.path}: its tokenizer has {words} tokens, {added} of them special, and {merges} merges, more than can be "
+            "built in little memory; download it again, or give the folder of the original model's tokenizer as tokenizer="
+        )
+
+
+def _types(metadata: Metadata) -> np.ndarray:
+    return metadata.numbers("token_type") if "token_type" in metadata else np.zeros(0)
 
 
 def chat_template(file: GGUFFile) -> str | dict[str, str] | None:
@@ -165,7 +182,7 @@ def _pre_tokenizer(file: GGUFFile, metadata: Metadata) -> PreTokenizer:
     name = metadata.text("pre", "default")
     if name not in PRE_TOKENIZERS:
         raise ModelError(
-            f"{file.path}: its pre-tokenizer {name!r:.80} is not known; may be {', '.join(PRE_TOKENIZERS)}"
+            f"{file.path}: its pre-tokenizer {name!r:.80} is not known"
             f"{did_you_mean(name, PRE_TOKENIZERS)}; give the folder of the original model's tokenizer as tokenizer="
         )
     return PRE_TOKENIZERS[name]

@@ -128,9 +128,7 @@ def _reading(file: GGUFFile) -> Iterator[None]:
     """Raise what transformers raises on this file as a `ModelError`, and silence it."""
     absent = [package for package in NEEDED if find_spec(package) is None]
     if absent:
-        raise ModelError(
-            f"{unknown_architecture(file)}, or those that transformers reads with: pip install {absent[0]}"
-        )
+        raise ModelError(f"{unknown_architecture(file)}; transformers reads some others: pip install {absent[0]}")
     try:
         # transformers' GGUF progress bar has no switch: it goes to whatever standard error is
         with quiet_transformers(), contextlib.redirect_stderr(io.StringIO()):

@@ -170,7 +170,12 @@ def _with_calls(message: Message, form: ToolFormat) -> Message:
     calls = message.get("tool_calls")
     if not calls:
         return message
-    written = form.written([(call["function"]["name"], call["function"]["arguments"]) for call in calls])
+    try:
+        written = form.written([(call["function"]["name"], call["function"]["arguments"]) for call in calls])
+    except (TypeError, ValueError) as error:
+        raise RequestError(
+            f"tool_calls: arguments of one are not JSON ({one_line(error)}); must be a JSON object"
+        ) from error
     others = {name: value for name, value in message.items() if name != "tool_calls"}
     return others | {"content": "\n".join(filter(None, (message["content"], written)))}
 
