@@ -12,6 +12,7 @@ import torch
 from tqdm.auto import tqdm
 
 from forerun import SamplingParams
+from forerun.engine import engine as engine_module
 from forerun.engine.generation import Generation
 from forerun.errors import RequestError, UnknownKeyError
 from forerun.models.base import LoadedTarget
@@ -216,6 +217,25 @@ def test_a_stream_that_nobody_reads_leaves_nothing_behind(end):
     stream = llm.stream([PROMPT, PROMPT[::-1]], GREEDY)
     end(stream)
     del stream
+    assert_nothing_is_held(llm)
+    assert not llm._deltas
+
+
+def test_a_stream_that_the_garbage_collector_drops_in_the_midst_of_a_step_harms_no_other_call(monkeypatch):
+    llm, commit = tiny_llm(NGRAM), engine_module.commit
+    held = [llm.stream(PROMPT, GREEDY)]
+    next(held[0])
+    held.append(held)  # as a traceback holds its frame: only the collector finds it
+    del held
+
+    def collecting(*args, **kwargs):
+        gc.collect()
+        return commit(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine_module, "commit", collecting)
+        found = token_ids(llm, PROMPT[::-1])
+    assert found == token_ids(tiny_llm(), PROMPT[::-1])
     assert_nothing_is_held(llm)
     assert not llm._deltas
 

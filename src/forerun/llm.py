@@ -76,6 +76,8 @@ class LLM:
         self._ids = itertools.count()
         self._finished: dict[str, RequestOutput] = {}  # ended, not read yet
         self._deltas: dict[str, deque[StreamDelta]] = {}  # of streamed requests, not read yet
+        self._dropped: deque[str] = deque()  # to be forgotten between two steps
+        self._is_stepping = False
         self.speculative = built.speculative
         self.dtype = built.target.model.dtype
         self.device = built.target.model.device
@@ -193,7 +195,7 @@ class LLM:
 
     def get_metrics(self) -> list[Metric]:
         """Counters, gauges and vectors, under vLLM's names where vLLM has the metric."""
-        return self._engine.metrics()
+        return self._client.snapshot().metrics()
 
     def reset_prefix_cache(self) -> bool:
         """Forget the KV that is kept here of earlier texts; False, and nothing done, while a request runs."""
@@ -346,12 +348,17 @@ class LLM:
     def _pump(self) -> None:
         """Run one step and put what it gave where its reader looks."""
         self._client.wait_for_files()
-        output = self._client.step()
-        for delta in output.deltas:
-            if delta.request_id in self._deltas:
-                self._deltas[delta.request_id].append(delta)
-        for finished in output.finished:
-            self._finished[finished.request_id] = finished
+        self._is_stepping = True
+        try:
+            output = self._client.step()
+            for delta in output.deltas:
+                if delta.request_id in self._deltas:
+                    self._deltas[delta.request_id].append(delta)
+            for finished in output.finished:
+                self._finished[finished.request_id] = finished
+        finally:
+            self._is_stepping = False
+            self._forget_dropped()
 
     def _read_stream(self, request_ids: list[str]) -> Generator[StreamDelta, None, None]:
         """Deltas of these requests, as steps give them, after one that says nothing; streams may be read in turn."""
@@ -367,8 +374,14 @@ class LLM:
                         self._forget(request_id)
                         del places[request_id]
         finally:
-            for request_id in places:
-                self._forget(request_id)
+            self._dropped += places
+            # the garbage collector may drop a stream in the midst of another call's step, which then does it
+            if not self._is_stepping:
+                self._forget_dropped()
+
+    def _forget_dropped(self) -> None:
+        while self._dropped:
+            self._forget(self._dropped.popleft())
 
     def _forget(self, request_id: str) -> None:
         """Drop all traces of a request, aborting it if it still runs; its files are complete then."""

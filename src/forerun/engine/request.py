@@ -141,8 +141,8 @@ class RequestProcessor:
                 sampling value does not fit the model or the engine.
             ConfigError: what a sampling value needs is not installed.
         """
-        ids = _as_token_ids("prompt", request.prompt_ids, "a text or a list of token ids")
-        output_ids = tuple(_as_token_ids("output_ids", request.output_ids, "a list of token ids"))
+        ids = as_token_ids("prompt", request.prompt_ids, "a text or a list of token ids")
+        output_ids = tuple(as_token_ids("output_ids", request.output_ids, "a list of token ids"))
         sampling = request.sampling
         self._check_prompt(ids)
         self._check_written(ids, output_ids, sampling)
@@ -357,7 +357,7 @@ def continuation_ids(tokenizer: RequestTokenizer, prompt_ids: Sequence[int], tex
     return tokenizer.encode(text, add_special_tokens=False)
 
 
-def _as_token_ids(name: str, given: Sequence[int], may_be: str) -> list[int]:
+def as_token_ids(name: str, given: Sequence[int], may_be: str) -> list[int]:
     """What was `given` as plain integers (NumPy's and tensors' elements too).
 
     Raises:

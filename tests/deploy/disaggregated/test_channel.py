@@ -69,6 +69,21 @@ def test_an_end_that_is_closed_is_noticed_by_who_waits_and_by_who_comes_later():
             other.send({}, [torch.ones(1)])
 
 
+def test_a_message_that_an_interrupt_may_have_cut_is_the_last_one(monkeypatch):
+    send = socket.send_fds
+
+    def interrupted(*args):
+        send(*args)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(socket, "send_fds", interrupted)
+    with channels() as (own, other):
+        with pytest.raises(KeyboardInterrupt):
+            own.send({"number": 1})
+        with pytest.raises(EOFError):
+            other.receive(5)
+
+
 def test_tensors_whose_descriptor_was_dropped_are_reported_and_the_next_ones_arrive(monkeypatch):
     receive = socket.recv_fds
 

@@ -48,7 +48,7 @@ def test_text_and_logprobs_are_those_of_one_engine_with_any_drafter(name):
         assert transfers.num_failures == 0
         assert transfers.num_prompts == sum(one.prompt_logprobs is None for one in SAMPLING)
         assert transfers.num_tokens > 0
-        metrics = {one.name: one for one in engine.snapshot().metrics()}
+        metrics = {one.name: one for one in llm.get_metrics()}
         assert metrics["forerun:kv_transfer_tokens"].value == transfers.num_tokens
         assert_nothing_is_held(llm)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from forerun.deploy.disaggregated import llm as disaggregated
@@ -69,3 +71,17 @@ def test_a_process_that_cannot_load_says_why_and_one_that_is_closed_is_gone(tmp_
         process.wait_until_ready({})
     process.close()
     assert "exit status 1" in process.end_of()
+
+
+@needs_shared_memory
+def test_a_forked_child_that_ends_leaves_the_process_alone(tmp_path):
+    process = PrefillProcess(num_threads=1, cores=[])
+    child = os.fork()
+    if child == 0:
+        process.close()  # as the interpreter's end does
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    process.load(str(tmp_path), {})
+    with pytest.raises(WorkerError, match=r"prefill process: .*config\.json"):
+        process.wait_until_ready({})
+    process.close()

@@ -77,4 +77,15 @@ def test_a_prompt_that_cannot_be_sent_comes_back_and_the_next_is_sent(client, en
     assert "could not be asked ([Errno 24] Too many open files)" in arrival.error
     assert client.take(0) is None
     client.read("b", [4, 5, 6], None)
-    assert ends[1].receive(5).header["read"] == "b"
+    assert ends[1].receive(5).tensors[0].tolist() == [4, 5, 6]
+
+
+def test_the_answer_to_a_question_that_was_cancelled_is_not_taken_for_another_prompt_of_the_same_id(client, ends):
+    client.read("a", [1, 2, 3, 4], None)
+    client.cancel("a")
+    client.read("a", [5, 6, 7, 8], None)
+    asked = [message.header["read"] for message in iter(lambda: ends[1].receive(0.5), None) if message.tensors]
+    for name in asked:  # the process had read the first prompt before it heard that nobody wants it
+        ends[1].send({"request": name, "error": f"of question {asked.index(name)}"})
+    assert taken(client).error == "of question 1"
+    assert taken(client, 0.1) is None

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from forerun.deploy.ray.offline_run import OfflineRun, ResultFolder
-from forerun.errors import ConfigError
+from forerun.errors import ConfigError, RequestError
 
 PROMPTS = [f"prompt {n}" for n in range(7)]
 
@@ -102,3 +102,9 @@ def test_token_ids_of_any_integer_type_and_texts_may_be_mixed(tmp_path):
 def test_bad_arguments_are_refused(changes, message):
     with pytest.raises(ConfigError, match=message):
         run(**changes)
+
+
+@pytest.mark.parametrize("prompt", [None, [1.7], {"prompt": "text"}, b"text", [1, "two"]])
+def test_a_prompt_that_is_neither_a_text_nor_token_ids_is_refused(prompt, tmp_path):
+    with pytest.raises(RequestError, match=r"prompts: got .*; must be texts or lists of token ids"):
+        ResultFolder(tmp_path, run(prompts=[*PROMPTS, prompt]))

@@ -69,7 +69,7 @@ class Channel:
             with self._sending:
                 socket.send_fds(self._socket, [len(content).to_bytes(LENGTH_BYTES, "little")], descriptors)
                 self._socket.sendall(content)
-        except OSError:
+        except BaseException:  # an interrupt, too
             self._end()
             raise
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -33,6 +34,7 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
+    request_id: str
     token_ids: Sequence[int]
     cache_salt: str | None
 
@@ -50,7 +52,8 @@ class PrefillClient:
         self._channel = channel
         self._end_of = end_of
         self._patience = patience
-        self._asked: dict[str, _Asked] = {}
+        self._names = map(str, itertools.count())  # of questions: a request's id may come again, for another prompt
+        self._asked: dict[str, _Asked] = {}  # by the question's name
         self._unsent: dict[str, str] = {}  # of these: why the process has not been asked
         self._heard = 0.0  # of it last, or when it was asked first since
         self._is_over = False
@@ -65,19 +68,21 @@ class PrefillClient:
         """Ask it to read a prompt; where it cannot be asked, `take` says so."""
         if not self._asked:
             self._heard = time.monotonic()
-        self._asked[request_id] = _Asked(token_ids, cache_salt)
-        header = {"read": request_id, "cache_salt": cache_salt}
+        name = next(self._names)
+        self._asked[name] = _Asked(request_id, token_ids, cache_salt)
+        header = {"read": name, "cache_salt": cache_salt}
         try:
             self._channel.send(header, [torch.tensor(token_ids, dtype=torch.int64)])
         except OSError as error:
-            self._unsent[request_id] = str(error)
+            self._unsent[name] = str(error)
 
     def cancel(self, request_id: str) -> None:
         """Forget a prompt; one that was read already is dropped when it comes."""
-        self._unsent.pop(request_id, None)
-        if self._asked.pop(request_id, None) is not None:
+        for name in [name for name, asked in self._asked.items() if asked.request_id == request_id]:
+            del self._asked[name]
+            self._unsent.pop(name, None)
             with suppress(OSError):  # it has ended, which `take` notices
-                self._channel.send({"cancel": request_id})
+                self._channel.send({"cancel": name})
 
     def take(self, timeout: float) -> Arrival | None:
         """The next prompt that was read; None where none comes within so many seconds.
@@ -98,9 +103,9 @@ class PrefillClient:
                 return _arrival(message, asked)
         if not self._asked:
             return None
-        request_id = next(iter(self._asked))
-        del self._asked[request_id]
-        self._unsent.pop(request_id, None)
+        name = next(iter(self._asked))
+        request_id = self._asked.pop(name).request_id
+        self._unsent.pop(name, None)
         silence = f"it had said nothing for {self._patience:g} s, and " if self._is_silent else ""
         return Arrival(request_id, None, f"the one that reads prompts is gone: {silence}{self._end_of()}")
 
@@ -120,17 +125,17 @@ class PrefillClient:
     def _next_unsent(self) -> Arrival | None:
         if not self._unsent:
             return None
-        request_id, error = self._unsent.popitem()
-        del self._asked[request_id]
+        name, error = self._unsent.popitem()
+        request_id = self._asked.pop(name).request_id
         return Arrival(request_id, None, f"the one that reads prompts could not be asked ({error})")
 
 
 def _arrival(message: Message, asked: _Asked) -> Arrival:
     header, tensors = message.header, iter(message.tensors)
     if "error" in header:
-        return Arrival(header["request"], None, header["error"])
+        return Arrival(asked.request_id, None, header["error"])
     if message.error is not None:
-        return Arrival(header["request"], None, f"its KV could not be taken from shared memory ({message.error})")
+        return Arrival(asked.request_id, None, f"its KV could not be taken from shared memory ({message.error})")
     caches = tuple(
         BlockContents(tuple(places), tuple(next(tensors) for _ in range(count)))
         for places, count in zip(header["places"], header["num_tensors"], strict=True)
@@ -142,7 +147,7 @@ def _arrival(message: Message, asked: _Asked) -> Arrival:
         caches=caches,
     )
     return Arrival(
-        header["request"],
+        asked.request_id,
         kv,
         read_seconds=header["read_seconds"],
         transfer_seconds=time.monotonic() - header["sent"],

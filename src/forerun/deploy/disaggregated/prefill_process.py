@@ -46,6 +46,7 @@ class PrefillProcess:
                 start_new_session=True,  # an interrupt at the terminal is for the process that answers
             )
         self.pid = self._process.pid
+        self._owner = os.getpid()
         self._cores = list(cores)
         self._channel = Channel(own)
         self.client = PrefillClient(self._channel, end_of=self.end_of)
@@ -97,9 +98,10 @@ class PrefillProcess:
         return f"process {self.pid} " + (f"was killed (signal {-code})" if code < 0 else f"ended (exit status {code})")
 
     def close(self) -> None:
-        """End it, and wait until it is gone."""
-        self._channel.close()
-        self._wait()
+        """End it, and wait until it is gone; a forked child, which only has a copy of this, leaves it alone."""
+        if os.getpid() == self._owner:
+            self._channel.close()
+            self._wait()
 
     def _wait(self) -> None:
         try:

@@ -117,7 +117,7 @@ def batch_generate(
 
     Raises:
         ConfigError: Ray is absent, an argument is out of range, or the folder holds another run.
-        RequestError: a sampling value is out of range.
+        RequestError: a sampling value is out of range, or a prompt is neither a text nor token ids.
         ModelError: an engine cannot be started, or refuses a prompt.
     """
     check_ray()

@@ -13,6 +13,7 @@ from typing import Any
 
 import forerun
 from forerun.core.random_bits import child_seed
+from forerun.engine.request import as_token_ids
 from forerun.errors import ConfigError
 
 MANIFEST = "manifest.json"
@@ -20,6 +21,7 @@ DEFAULT_PART_SIZE = 256
 
 Prompt = str | Sequence[int]
 """A text, or token ids."""
+PROMPT_MAY_BE = "texts or lists of token ids"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,9 +68,13 @@ class OfflineRun:
         return -(-len(self.prompts) // self.part_size)
 
     def part(self, number: int) -> list[Prompt]:
-        """The prompts of a part, token ids as lists."""
+        """The prompts of a part, token ids as lists.
+
+        Raises:
+            RequestError: one is neither a text nor token ids.
+        """
         chosen = self.prompts[number * self.part_size : (number + 1) * self.part_size]
-        return [one if isinstance(one, str) else [int(token_id) for token_id in one] for one in chosen]
+        return [one if isinstance(one, str) else as_token_ids("prompts", one, PROMPT_MAY_BE) for one in chosen]
 
     def seeds(self, number: int) -> list[int]:
         """The seeds of a part's prompts."""
