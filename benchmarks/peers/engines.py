@@ -79,6 +79,7 @@ OTHERS = {name: peer for name, peer in PEERS.items() if peer != FORERUN}
 
 CONTENDERS = (
     Contender(name="forerun", peer="forerun"),
+    Contender(name="forerun auto", peer="forerun", speculation={"method": "auto"}),
     Contender(
         name="forerun n-gram",
         peer="forerun",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.metadata import version
+from itertools import count
 
 from benchmarks.peers.workers.protocol import Load, Prompts, Worker, Written, serve
 from forerun import LLM, SamplingParams
@@ -12,7 +13,10 @@ from forerun.bench.machine import describe_kernels
 
 
 class Forerun:
-    """`LLM.generate` without prefix cache, so that each repeat computes its prompt."""
+    """`LLM.generate` without prefix cache, so that each repeat computes its prompt.
+
+    And every text has a salt of its own, so that no drafter knows it from an earlier round.
+    """
 
     def __init__(self, load: Load) -> None:
         self._llm = LLM(
@@ -24,11 +28,15 @@ class Forerun:
             speculative_config=load.speculation,
             **load.settings,
         )
+        self._salts = map(str, count())
         self.kernels = describe_kernels(self._llm)
 
     def generate(self, prompts: Prompts, max_tokens: int) -> Written:
         sampling = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, detokenize=False)
-        outputs = self._llm.generate(prompts, sampling, use_tqdm=False)
+        salted = [
+            {"prompt_token_ids": prompt, "cache_salt": salt} for prompt, salt in zip(prompts, self._salts, strict=False)
+        ]
+        outputs = self._llm.generate(salted, sampling, use_tqdm=False)
         token_ids = [output.outputs[0].token_ids for output in outputs]
         if not self._llm.settings.speculative_config:
             return Written(token_ids)
