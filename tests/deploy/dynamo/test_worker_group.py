@@ -8,6 +8,7 @@ import torch
 from forerun.config.kernel_table import table_file
 from forerun.deploy.dynamo import worker_group
 from forerun.deploy.dynamo.worker_group import text_configuration
+from forerun.ops.cuda import system
 from forerun.ops.cuda.tiles import Tiles, TileTable
 from tests.engines import native_target, tiny_llm
 from tests.gpus import H200, FakeCuda
@@ -51,12 +52,13 @@ class OnGPU:
 
 
 def test_a_group_has_one_kind_of_gpu_and_one_table_of_its_kernels(tmp_path, monkeypatch):
-    monkeypatch.setattr(worker_group, "cache_folder", lambda: tmp_path)
+    monkeypatch.setenv("FORERUN_CACHE", str(tmp_path))
     table = TileTable(gpu=H200.name, capability=(9, 0), triton="3.7.1", tiles={(64, 64): Tiles(32, 64, 2)})
     table.write(tmp_path / "own.json")
 
     def configuration(*, gpu=H200.name, triton="3.7.1", **settings):
-        monkeypatch.setattr(worker_group, "InstalledCuda", lambda: FakeCuda(triton=triton))
+        for module in (system, worker_group):
+            monkeypatch.setattr(module, "InstalledCuda", lambda: FakeCuda(triton=triton))
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: gpu)
         return text_configuration(OnGPU(tiny_llm(**settings)))
 

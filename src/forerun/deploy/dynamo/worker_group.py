@@ -12,9 +12,7 @@ from typing import TextIO
 import torch
 
 import forerun
-from forerun.bench.machine import describe_arithmetic
-from forerun.config.kernel_table import find_table
-from forerun.core.cache_folder import cache_folder
+from forerun.bench.machine import describe_arithmetic, kernel_table
 from forerun.errors import ConfigError
 from forerun.llm import LLM
 from forerun.models.fingerprint import fingerprint_of_files
@@ -100,7 +98,5 @@ def _tiles(llm: LLM) -> str:
     """What says how a GPU's kernels cut their products, and so in which order they sum."""
     if llm.device.type != "cuda" or not llm.has_device_layers:
         return "none"
-    system, named = InstalledCuda(), llm.settings.kernel_table
-    path = None if named is None else Path(named).expanduser()
-    found = find_table(path, system, llm.device.index or 0, folder=cache_folder())
-    return f"{'none' if found is None else found[1].digest}, triton {system.triton}"
+    table = kernel_table(llm.device, llm.settings.kernel_table)
+    return f"{'none' if table is None else table}, triton {InstalledCuda().triton}"
