@@ -103,7 +103,7 @@ def test_where_memory_allows_the_target_drafts_for_itself_in_four_bits_and_what_
         for each in (llm, plain)
     )
     assert found == expected
-    assert llm.executor.drafting.drafter._model._added.expected(0.0)[0].added != pytest.approx(HOPE)
+    assert llm.executor.drafting.drafter._model._added.expected(0.0, 0.0)[0].gain != pytest.approx(HOPE)
 
 
 @needs_kernels
@@ -252,7 +252,7 @@ def test_a_head_that_comes_with_forerun_drafts_unasked_in_the_bits_that_memory_h
     )
     assert found == expected
     model = llm.executor.drafting.drafter._model
-    assert model._added.expected(0.0)[0].added != pytest.approx(HOPE), "it was compared with the text"
+    assert model._added.expected(0.0, 0.0)[0].gain != pytest.approx(HOPE), "it was compared with the text"
     if bits:
         (layer,) = model.guarded.drafter._predictor._head._layers.layers
         assert {weight.format.name for weight in layer.weights.values()} == {"Q4_1" if bits == "int4" else bits}

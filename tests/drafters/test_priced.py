@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from forerun.core.draft import NO_DRAFT, Draft
+from forerun.core.draft import NO_DRAFT, SLACK, Draft
 from forerun.drafters.base import DraftRequest
 from forerun.drafters.guard import GuardedDrafter
-from forerun.drafters.priced import FORGOTTEN_AFTER, PricedDrafter, _Pending
+from forerun.drafters.priced import FORGOTTEN_AFTER, Guessed, PricedDrafter, _Pending
 from tests.drafters.texts import VOCAB_SIZE, sequence
 
 STEP = 0.010  # seconds
@@ -108,6 +108,39 @@ def test_it_is_left_out_where_verifying_costs_as_much_as_its_tokens_bring():
 
     assert num_asked_of_last_steps(0.02) == 50
     assert num_asked_of_last_steps(0.5) == 0
+
+
+def test_it_is_asked_where_some_of_its_tokens_bring_more_than_their_rows_cost_and_margins_say_which():
+    """Half of its tokens stand, and a row costs six tenths of a token: too much for the mean of them, not for the sure ones."""
+
+    def num_asked_of_last_steps(margins):
+        clock = Clock()
+        drafter = Margined(clock, 0.0001)
+        guarded = GuardedDrafter(drafter, vocab_size=VOCAB_SIZE)
+        priced = PricedDrafter("model", guarded, max_depth=1, num_runners_up=1, clock=clock)
+        (one,) = started(priced)
+        for step in range(FORGOTTEN_AFTER - 1):
+            if step == FORGOTTEN_AFTER - 51:
+                drafter.asked.clear()
+            is_right = step % 2 == 0
+            drafter.margin = margins[is_right]
+            priced.propose([DraftRequest(one, 8, 8, min_survival=0.6 * SLACK)], [NO_DRAFT], {})
+            clock.now += STEP
+            one.output_ids.append(7 if is_right else 5)
+        return len(drafter.asked)
+
+    assert num_asked_of_last_steps(margins=(0.1, 5.0)) == 50
+    assert num_asked_of_last_steps(margins=(1.2, 1.2)) == 0
+
+
+class Margined(Costly):
+    """Drafts 7 with a runner-up and a margin."""
+
+    margin = 0.0
+
+    def propose(self, context):
+        super().propose(context)
+        return [Draft((7, 6), (-1, -1), margins=(self.margin,)) for _ in context.requests]
 
 
 def test_it_is_left_out_when_it_becomes_slow():
@@ -220,17 +253,23 @@ def test_a_chain_with_runners_up_is_asked_for_by_its_depth():
     assert draft.first_path() == [[7, 8], [9]]
 
 
+def gains(expected):
+    """Of each depth its own."""
+    so_far = [one.gain for one in expected]
+    return [one - before for one, before in zip(so_far, [0.0, *so_far], strict=False)]
+
+
 @pytest.mark.parametrize(("text", "added"), [([7, 9], 2), ([7, 5], 1), ([8, 5], 1), ([5, 9], 0)])
 def test_a_runner_up_that_the_text_takes_counts_as_a_token_of_the_chain(text, added):
     priced, _ = branching()
     (one,) = started(priced)
     for _ in range(20):  # so that what is hoped for no longer counts
-        priced._added.observe(0.0, num_known=2, num_drafted=2, free_stood=0, stood=0)
-    before = priced._added.expected(0.0)
+        priced._added.observe(0.0, [[Guessed(0.5, False)], [Guessed(0.5, False)]], num_known=2)
+    before = priced._added.expected(0.0, 0.0)
     one.output_ids.extend(text)
     priced._label(_Pending([[7, 8], [9]], (0.3, 0.3), 2, NO_DRAFT, 0.0, len(one) - len(text)), one)
-    after = priced._added.expected(0.0)
-    assert [now.added > then.added for now, then in zip(after[:2], before[:2], strict=True)] == [
+    after = priced._added.expected(0.0, 0.0)
+    assert [now > then for now, then in zip(gains(after), gains(before), strict=True)][:2] == [
         depth < added for depth in range(2)
     ]
 
@@ -252,10 +291,12 @@ def test_passes_that_a_chain_does_not_take_cost_nothing():
     drafter = Ending(clock, 0.001)
     priced = PricedDrafter("model", GuardedDrafter(drafter, vocab_size=VOCAB_SIZE), max_depth=4, clock=clock)
     write(priced, drafter, started(priced), tokens=[7, 5], num_steps=400)
-    of_first, *of_others = priced._added.expected(0.0)
-    assert of_first.added > 0.9
-    assert of_first.drafted > 0.9
-    assert all(one.added < 0.05 and one.drafted < 0.05 for one in of_others)
+    expected = priced._added.expected(0.0, 0.0)
+    of_first, *of_others = gains(expected)
+    assert of_first > 0.9
+    assert expected[0].drafted > 0.9
+    assert all(gain < 0.05 for gain in of_others)
+    assert all(one.drafted < 0.05 for one in expected[1:])
     assert priced._row_seconds == pytest.approx(
         0.001 / (2 + 1 + 16), rel=0.1
     )  # two tokens to catch up with, one drafted
@@ -398,10 +439,10 @@ def test_a_text_that_is_read_in_parts_costs_what_its_rows_take():
 
 def test_while_a_text_is_read_its_empty_drafts_say_nothing_of_what_the_drafter_adds():
     priced, drafter, one = reading(num_tokens=1000)
-    before = priced._added.expected(0.0)
+    before = priced._added.expected(0.0, 0.0)
     write(priced, drafter, [one], tokens=[7], num_steps=9)
     assert drafter.num_read[0] < 1000
-    assert priced._added.expected(0.0) == before
+    assert priced._added.expected(0.0, 0.0) == before
     assert not priced._pending
 
 

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
+SLACK = 0.5
+"""Nodes with this share of the chance that the last verified row needed are drafted too: the next step may have room for them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Draft:

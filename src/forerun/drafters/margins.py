@@ -64,6 +64,11 @@ class ChancesOfMargins:
         if one != UNKNOWN:
             self.chances[one] = self._stood[one] / self._counted[one]
 
+    def chance_of(self, margin: float) -> float:
+        """The chance of a token behind one that stands."""
+        one = margin_class(margin)
+        return self._stood[one] / self._counted[one]
+
     @property
     def mean(self) -> float:
         """How often a token stands behind one that does, whatever its margin."""

@@ -8,12 +8,11 @@ from bisect import bisect
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Listing
-from dataclasses import dataclass
-from itertools import accumulate
+from dataclasses import dataclass, field
 from statistics import median_low
 from typing import TYPE_CHECKING, NamedTuple
 
-from forerun.core.draft import NO_DRAFT, Draft
+from forerun.core.draft import NO_DRAFT, SLACK, Draft
 from forerun.core.sequence import Sequence
 from forerun.drafters.base import DraftRequest
 from forerun.drafters.guard import GuardedDrafter
@@ -32,6 +31,9 @@ DISCOUNT = 0.998
 FREE_TOKENS = (0.4, 0.8, 1.2, 2.0, 3.5)
 """Where one class of free drafts ends and the next begins, by the tokens that they are expected to bring."""
 
+CHANCES = (0.15, 0.3, 0.45, 0.6, 0.75, 0.9)
+"""Where one class of drafted tokens ends and the next begins, by their chances to stand."""
+
 PASS_ROWS = 16
 """A pass over a few rows takes as long as it would take for so many more: it reads all weights."""
 
@@ -46,64 +48,88 @@ LONGEST_STEP = 60.0  # seconds; a longer time between two steps is no step
 
 
 class Expected(NamedTuple):
-    """What to expect of a chain at one depth: the tokens that it adds there, and the chance that it is drafted so deep.
+    """What to expect of a chain down to one depth, and the chance that it is drafted so deep.
 
-    `rows` is the sum of the latter down to this depth.
+    `gain` are the tokens that it adds down to there, less what verifying them costs; `rows` those that are drafted.
     """
 
-    added: float
+    gain: float
     drafted: float
     rows: float
 
 
-def net_gains(expected: Listing[Expected], least_chance: float) -> list[float]:
-    """The tokens that a chain adds down to each depth, less what verifying them costs at least.
+class Guessed(NamedTuple):
+    """A token of a chain, or a runner-up beside it: the chance that it was thought to have, and whether it has added a token."""
 
-    A row of the target's pass has its price, too: a token that stands more rarely than `least_chance` is not worth one.
-    """
-    return list(accumulate(max(0.0, at_depth.added - least_chance * at_depth.drafted) for at_depth in expected))
+    chance: float
+    has_added: bool
+
+
+@dataclass(slots=True)
+class _AtDepth:
+    """What became of one depth of chains; tokens are counted by the class of their chance. The latest chain counts most."""
+
+    num_asked: float = 0.0
+    num_chains: float = 0.0  # that were drafted so deep
+    drafted: list[float] = field(default_factory=lambda: [0.0] * (len(CHANCES) + 1))
+    added: list[float] = field(default_factory=lambda: [0.0] * (len(CHANCES) + 1))
+
+    def observe(self, guessed: Listing[Guessed]) -> None:
+        """Count the tokens of one chain here; none where it ended before."""
+        self.num_asked = self.num_asked * DISCOUNT + 1.0
+        self.num_chains = self.num_chains * DISCOUNT + bool(guessed)
+        self.drafted = [count * DISCOUNT for count in self.drafted]
+        self.added = [count * DISCOUNT for count in self.added]
+        for chance, has_added in guessed:
+            of_chance = bisect(CHANCES, chance)
+            self.drafted[of_chance] += 1.0
+            self.added[of_chance] += has_added
+
+    def gain(self, row_price: float, *, hope: float) -> float:
+        """The tokens that a chain adds here beyond what their rows cost, where only those are verified that bring more than that."""
+        nets = (added - row_price * drafted for added, drafted in zip(self.added, self.drafted, strict=True))
+        hoped = max(0.0, hope - row_price) * HOPE_WEIGHT
+        return (sum(net for net in nets if net > 0.0) + hoped) / (self.num_asked + HOPE_WEIGHT)
 
 
 class AddedTokens:
     """How many tokens a chain adds to free drafts at each depth: how often it stands there where no free one does.
 
     Free drafts are told apart by the tokens that they are expected to bring: the more, the less a chain adds. A chain
-    that ends before the depth that was asked for adds nothing behind its end, and takes no pass there.
+    that ends before the depth that was asked for adds nothing behind its end, and takes no pass there. A row of the target's
+    pass has its price, too, in tokens: what is less likely to add one is not verified, and neither costs nor brings anything.
     """
 
     def __init__(self, max_depth: int) -> None:
-        self._counts = [[(0.0, 0.0, 0.0)] * max_depth for _ in range(len(FREE_TOKENS) + 1)]  # added, drafted, asked for
-        self._expected: dict[int, list[Expected]] = {}  # of classes of which nothing has been learnt since
+        self._depths = [[_AtDepth() for _ in range(max_depth)] for _ in range(len(FREE_TOKENS) + 1)]
+        self._expected: dict[
+            tuple[int, float], list[Expected]
+        ] = {}  # of classes of which nothing has been learnt since
 
-    def observe(self, free_tokens: float, *, num_known: int, num_drafted: int, free_stood: int, stood: int) -> None:
-        """Count a chain of `num_drafted` tokens, whose fate is known at the first `num_known` depths that were asked for."""
-        of_class = bisect(FREE_TOKENS, free_tokens)
-        self._expected.pop(of_class, None)
-        counts = self._counts[of_class]
-        for depth in range(min(num_known, len(counts))):
-            added, drafted, asked = counts[depth]
-            counts[depth] = (
-                added * DISCOUNT + (free_stood <= depth < stood),
-                drafted * DISCOUNT + (depth < num_drafted),
-                asked * DISCOUNT + 1.0,
-            )
+    def observe(self, free_tokens: float, chain: Listing[Listing[Guessed]], *, num_known: int) -> None:
+        """Count a chain, by its tokens at each depth; its fate is known at the first `num_known` depths that were asked for."""
+        self._expected.clear()
+        of_class = self._depths[bisect(FREE_TOKENS, free_tokens)]
+        for depth, at_depth in enumerate(of_class[:num_known]):
+            at_depth.observe(chain[depth] if depth < len(chain) else ())
 
-    def expected(self, free_tokens: float) -> list[Expected]:
-        """What to expect at each depth."""
-        of_class = bisect(FREE_TOKENS, free_tokens)
-        found = self._expected.get(of_class)
+    def expected(self, free_tokens: float, row_price: float) -> list[Expected]:
+        """What to expect down to each depth, where a row costs so many tokens."""
+        key = bisect(FREE_TOKENS, free_tokens), row_price
+        found = self._expected.get(key)
         if found is None:
-            found = self._expected[of_class] = list(self._expect(of_class))
+            found = self._expected[key] = list(self._expect(*key))
         return found
 
-    def _expect(self, of_class: int) -> Iterator[Expected]:
-        hope, least, rows = 1.0, 1.0, 0.0
-        for added, drafted, asked in self._counts[of_class]:
+    def _expect(self, of_class: int, row_price: float) -> Iterator[Expected]:
+        hope, most, gain, rows = 1.0, 1.0, 0.0, 0.0
+        for at_depth in self._depths[of_class]:
             hope *= HOPE
-            least = min(least, (added + hope * HOPE_WEIGHT) / (asked + HOPE_WEIGHT))
-            share = (drafted + HOPE_WEIGHT) / (asked + HOPE_WEIGHT)
-            rows += share
-            yield Expected(least, share, rows)
+            most = min(most, at_depth.gain(row_price, hope=hope))  # no token adds more than the one before it
+            gain += most
+            drafted = (at_depth.num_chains + HOPE_WEIGHT) / (at_depth.num_asked + HOPE_WEIGHT)
+            rows += drafted
+            yield Expected(gain, drafted, rows)
 
 
 @dataclass(slots=True)
@@ -282,14 +308,13 @@ class PricedDrafter:
     def _worth_asking(self, requests: Listing[DraftRequest], free_tokens: Listing[float]) -> tuple[list[int], int]:
         """Which requests to ask for, and how deep: where the tokens gained, less the price of the time, are most.
 
-        What verifying costs is the same for all requests of a step: `min_survival`.
+        What verifying a row costs is the same for all requests of a step, and `min_survival` a share of it.
         Chains whose margins are known end by themselves, so that they are asked for as deep as they may be.
         """
         price, num_passes = self._price(), 0.0
         best: tuple[float, list[int], int] = (0.0, [], 0)
-        expected = [self._added.expected(free) for free in free_tokens]
-        classes = {id(of_class): of_class for of_class in expected}
-        gains_of = {key: net_gains(of_class, requests[0].min_survival) for key, of_class in classes.items()}
+        row_price = requests[0].min_survival / SLACK
+        expected = [self._added.expected(free, row_price) for free in free_tokens]
         to_read = [price * self._num_to_read(request) / PAID_OFF_OVER for request in requests]
         for depth in range(self.max_depth):
             num_passes += min(1.0, sum([of_sequence[depth].drafted for of_sequence in expected]))
@@ -297,7 +322,7 @@ class PricedDrafter:
                 continue
             worth, paying = -price * num_passes * PASS_ROWS, []
             for i, of_sequence in enumerate(expected):
-                gain = gains_of[id(of_sequence)][depth] - price * of_sequence[depth].rows - to_read[i]
+                gain = of_sequence[depth].gain - price * of_sequence[depth].rows - to_read[i]
                 if gain > 0.0:
                     worth += gain
                     paying.append(i)
@@ -326,22 +351,25 @@ class PricedDrafter:
             self._tokens_per_second += (rate - self._tokens_per_second) * (0.05 if self._tokens_per_second else 1.0)
 
     def _label(self, pending: _Pending, sequence: Sequence) -> None:
-        """Follow the text down the chain, to a runner-up where it leaves it, and down the free draft, as far as it goes."""
-        text, levels = sequence.tokens_from(pending.start), pending.levels
-        stood = min(len(levels), len(text))
-        num_known = pending.asked_depth if stood == len(levels) else stood
-        for depth, (level, margin, token_id) in enumerate(zip(levels, pending.margins, text, strict=False)):
-            self._chances.observe(margin, stood=token_id == level[0])
-            if token_id != level[0]:
-                stood, num_known = depth + (token_id in level), pending.asked_depth
+        """Follow the text down the chain, to a runner-up where it leaves it, and down the free draft."""
+        text = sequence.tokens_from(pending.start)
+        free_stood = pending.free.num_stood(text)
+        chain: list[list[Guessed]] = []
+        chance, stands, num_known = 1.0, True, pending.asked_depth
+        for depth, (level, margin) in enumerate(zip(pending.levels, pending.margins, strict=True)):
+            if stands and depth == len(text):  # which says no more
+                num_known = depth
                 break
-        self._added.observe(
-            pending.free_tokens,
-            num_known=num_known,
-            num_drafted=len(levels),
-            free_stood=pending.free.num_stood(text),
-            stood=stood,
-        )
+            may_add, before = stands and free_stood <= depth, chance
+            chance *= self._chances.chance_of(margin)
+            is_right = stands and text[depth] == level[0]
+            if stands:
+                self._chances.observe(margin, stood=is_right)
+            chain.append([Guessed(chance, may_add and is_right)])
+            if len(level) > 1:  # the first runner-up has about half of what the token leaves
+                chain[-1].append(Guessed((before - chance) / 2.0, may_add and text[depth] in level[1:]))
+            stands = is_right
+        self._added.observe(pending.free_tokens, chain, num_known=num_known)
 
     def _note_time(self, seconds: float, num_rows: int) -> None:
         """Learn from a call; the first alone says nothing, since it may have set things up."""

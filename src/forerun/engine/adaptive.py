@@ -11,7 +11,7 @@ from operator import mul
 from typing import NamedTuple
 
 from forerun.core.depth_rates import DepthRates
-from forerun.core.draft import Draft
+from forerun.core.draft import SLACK, Draft
 from forerun.core.stats import SpeculationStats
 from forerun.core.step import UNKNOWN_TOKEN, LateDraft, StepRecord
 from forerun.engine.costs import StepCosts
@@ -19,9 +19,6 @@ from forerun.engine.speculation import SpeculationReport
 
 SURE_GAIN = 0.98
 """A row that must bring more tokens than this is not worth drafting for: nothing is that sure to stand."""
-
-SLACK = 0.5
-"""Nodes with this share of the chance that the last row needed are drafted too: the next step may have room for them."""
 
 LEAST_SURVIVAL = 0.01
 
