@@ -190,6 +190,18 @@ def test_a_wide_layer_and_one_behind_it_agree_with_their_twins(kernels, dtype, s
         assert torch.equal(native(rows, rotations, NativeAttention(kernels).begin(batch, cache), 0, 2), found)
 
 
+@every_level
+def test_a_layer_behind_the_first_that_reads_rows_beside_the_stream_is_refused(kernels):
+    decoder = exact_decoder("LlamaForCausalLM", weight_format=FP32)
+    layers = [wide_layer(decoder, starts_normed=False) for _ in range(2)]
+    native = Packing.choose(kernels, dtype=torch.float32).layers(layers, decoder.config, [0, 0])
+    batch, num_blocks = random_batch(source(4), [(30, 1), (0, 11)], block_size=BLOCK_SIZE)
+    cache = filled_cache(decoder.kv_specs, num_blocks=num_blocks, block_size=BLOCK_SIZE, dtype=torch.float32)
+    rows = torch.randn(len(batch.positions), 2 * decoder.hidden_size)
+    with pytest.raises(ValueError, match="only the first layer reads rows beside the residual stream"):
+        native(rows, [None], NativeAttention(kernels).begin(batch, cache), 0, 2)
+
+
 def in_fp32(layers):
     """The same layers with weights in fp32."""
 

@@ -410,7 +410,7 @@ def test_a_team_of_no_threads_or_of_thousands_is_refused(kernels, num_threads):
 
 @every_level
 def test_memory_can_be_read_by_all_threads(kernels):
-    buffer = torch.zeros(64, dtype=torch.int64)
-    buffer[33] = 5
+    buffer = torch.zeros(70, dtype=torch.int64)
+    buffer[33], buffer[69] = 5, 8
     with threads(kernels, 2):
-        assert kernels.read(buffer) == 5  # the exclusive or of all words
+        assert kernels.read(buffer) == 13  # the exclusive or of all words

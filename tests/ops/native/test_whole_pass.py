@@ -122,6 +122,7 @@ def test_the_first_layers_alone_are_a_pass_of_their_own(kernels):
         ({"positions": torch.full([35], -1)}, "a position has no rotation"),
         ({"logits_rows": torch.tensor([35])}, "a row with logits is none of the pass"),
         ({"token_ids": torch.zeros(35, dtype=torch.int32)}, "must be contiguous int64"),
+        ({"slot_mapping": torch.zeros(35, dtype=torch.int32)}, "must be contiguous int64"),
     ],
 )
 def test_a_pass_that_does_not_fit_is_refused(kernels, change, message):

@@ -134,7 +134,7 @@ class NativePass:
             raise ValueError(f"slot_mapping: got {len(batch.slot_mapping)} slots; the sequences have {first_row} rows")
         self.struct = PassStruct(
             num_rows=first_row,
-            slots=batch.slot_mapping.data_ptr(),
+            slots=int64_address(batch.slot_mapping),
             num_sequences=len(batch.sequences),
             sequences=address_of(self.sequences),
             block_size=batch.block_size,
@@ -177,6 +177,13 @@ class NativePass:
             out.data_ptr(),
         )
         return out.to(query.dtype)
+
+
+def int64_address(numbers: Tensor) -> int:
+    """Where int64 numbers lie, one behind the other."""
+    if numbers.dtype != torch.int64 or not numbers.is_contiguous():
+        raise ValueError(f"got {numbers.dtype} of strides {numbers.stride()}; must be contiguous int64")
+    return numbers.data_ptr()
 
 
 def block_table(block_ids: npt.NDArray[np.int32]) -> array[int]:

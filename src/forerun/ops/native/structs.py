@@ -314,6 +314,7 @@ STRUCT_SIZES = {
     "TextIndex": sizeof(TextIndexStruct),
     "LiveText": sizeof(LiveTextStruct),
     "ContextTable": sizeof(ContextTableStruct),
+    "SaltContexts": sizeof(SaltContextsStruct),
     "DraftHead": sizeof(DraftHeadStruct),
     "Decoder": sizeof(DecoderStruct),
     "CacheStack": 8 * STACK_WORDS,

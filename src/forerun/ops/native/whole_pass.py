@@ -11,7 +11,7 @@ from torch import Tensor
 
 from forerun.core.batch import CandidateArrays, ForwardBatch, ForwardResult
 from forerun.ops.layers import Embedding
-from forerun.ops.native.attention import NativePass
+from forerun.ops.native.attention import NativePass, int64_address
 from forerun.ops.native.inputs import RotationTables, token_table
 from forerun.ops.native.layers import NativeLayers, NativeRMSNorm, PackedEmbedding, PackedHead
 from forerun.ops.native.structs import DecoderStruct
@@ -64,8 +64,8 @@ class WholePass:
         addresses, tables = attend.addresses, self._rotations.of_first(attend.num_positions)
         self._kernels.decode(
             *(self._struct, tables.structs, tables.num_tables, attend.struct),
-            *(_address(batch.token_ids), _address(batch.positions), addresses.storage, *addresses.arrays(0)),
-            *(addresses.kept(keep) if keep else None, _address(batch.logits_rows), num_rows),
+            *(int64_address(batch.token_ids), int64_address(batch.positions), addresses.storage, *addresses.arrays(0)),
+            *(addresses.kept(keep) if keep else None, int64_address(batch.logits_rows), num_rows),
             *(count, logits.data_ptr(), found.ids.buffer_info()[0], found.values.buffer_info()[0]),
         )
         return ForwardResult(logits=logits, candidates=found)
@@ -86,10 +86,3 @@ def whole_pass(
     if not isinstance(embedding, (PackedEmbedding, Embedding)) or not isinstance(norm, NativeRMSNorm):
         return None
     return WholePass(embedding=embedding, layers=layers, num_layers=num_layers, rotaries=tables, norm=norm, head=head)
-
-
-def _address(numbers: Tensor) -> int:
-    """Where int64 numbers lie, one behind the other."""
-    if numbers.dtype != torch.int64 or not numbers.is_contiguous():
-        raise ValueError(f"got {numbers.dtype} of strides {numbers.stride()}; must be contiguous int64")
-    return numbers.data_ptr()

@@ -67,11 +67,20 @@ inline void multiply_block(const bf16* rows, int64_t row_length, const bf16* pai
 #endif
 }
 
-// Computes the gradients of one head after the other; dim is a multiple of 32.
+// Computes the gradients of one head after the other, all [rows, dim]; dim is a multiple of 32.
 class CausalGradients {
   public:
-    void compute(const CausalHead& head, int64_t rows, int64_t dim, float scale) {
+    // Takes all the memory that heads of this size need, so that none is taken, and refused, while they are computed.
+    void begin(int64_t rows, int64_t dim) {
         rows_ = rows, dim_ = dim, padded_ = (rows + kSide - 1) / kSide * kSide;
+        for (auto* packed : {&keys_, &values_, &transposed_keys_}) packed->reserve(padded_ * dim);
+        for (auto* sums : {&of_keys_, &of_values_}) sums->reserve(padded_ * dim);
+        for (auto* packed : {&queries_, &of_outs_, &joined_queries_, &joined_of_outs_}) packed->reserve(kSide * dim);
+        of_queries_.reserve(kSide * dim);
+    }
+
+    void compute(const CausalHead& head, float scale) {
+        const int64_t rows = rows_, dim = dim_;
         pack_keys(head);
         for (int64_t first = 0; first < rows; first += kSide) {
             pack_queries(head, first);

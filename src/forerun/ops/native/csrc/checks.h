@@ -118,7 +118,8 @@ inline void check_activation(int32_t activation) {
     require(activation >= kSilu && activation <= kGeluTanh, "the activation is unknown");
 }
 
-inline void check_layer(const Layer& layer, int32_t storage) {
+// What holds for a layer, whole or a rank's part.
+inline void check_part(const Layer& layer, int32_t storage) {
     const AttentionShape& shape = layer.attention;
     for (const Weight* weight : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down}) {
         check_weight(*weight);
@@ -127,19 +128,46 @@ inline void check_layer(const Layer& layer, int32_t storage) {
     check_attention(shape);
     check_activation(layer.activation);
     require(is_size(layer.width) && is_size(layer.beside_width), "a layer's width is out of range");
-    const int64_t queries = static_cast<int64_t>(shape.num_heads) * shape.key_dim;
-    const int64_t keys = static_cast<int64_t>(shape.num_kv_heads) * shape.key_dim;
-    const int64_t values = static_cast<int64_t>(shape.num_kv_heads) * shape.value_dim;
-    check_norm(layer.query_norm, layer.query_norm_width, queries);
-    check_norm(layer.key_norm, layer.key_norm_width, keys);
     require(layer.qkv.inputs == layer.beside_width + layer.width, "the first product does not take the layer's rows");
-    require(layer.qkv.outputs >= queries + keys + values, "the first product has fewer outputs than the heads");
+    require(layer.qkv.outputs >= (static_cast<int64_t>(shape.num_heads) + shape.num_kv_heads) * shape.key_dim +
+                                     static_cast<int64_t>(shape.num_kv_heads) * shape.value_dim,
+            "the first product has fewer outputs than the heads");
+    require(layer.gate_up.inputs == layer.width, "the gates do not take the layer's rows");
+}
+
+inline void check_layer(const Layer& layer, int32_t storage) {
+    check_part(layer, storage);
+    const AttentionShape& shape = layer.attention;
+    check_norm(layer.query_norm, layer.query_norm_width, static_cast<int64_t>(shape.num_heads) * shape.key_dim);
+    check_norm(layer.key_norm, layer.key_norm_width, static_cast<int64_t>(shape.num_kv_heads) * shape.key_dim);
     require(layer.output.inputs == static_cast<int64_t>(shape.num_heads) * shape.value_dim,
             "the product after attention does not take its heads");
     require(layer.output.outputs >= layer.width, "the product after attention is not as wide as the layer");
-    require(layer.gate_up.inputs == layer.width, "the gates do not take the layer's rows");
     require(layer.gate_up.outputs >= 2 * layer.down.inputs, "there are fewer gates than the last product takes");
     require(layer.down.outputs >= layer.width, "the last product is not as wide as the layer");
+}
+
+// Layers one after the other.
+inline void check_layers(const Layer* const* layers, int64_t num_layers, int32_t storage) {
+    for (int64_t i = 0; i < num_layers; ++i) {
+        check_layer(*layers[i], storage);
+        require(layers[i]->width == layers[0]->width, "the layers differ in width");
+        require(!i || !layers[i]->beside_width, "only the first layer reads rows beside the residual stream");
+    }
+}
+
+inline void check_rotations(const Layer* const* layers, const int32_t* rotation_of, int64_t num_layers,
+                            const RotationTable* tables, int64_t num_tables) {
+    for (int64_t i = 0; i < num_layers; ++i) {
+        require(rotation_of[i] >= 0 && rotation_of[i] < num_tables, "a layer's rotation is not there");
+        check_rotation({nullptr, nullptr, tables[rotation_of[i]].half}, layers[i]->attention.key_dim);
+    }
+}
+
+inline void check_embedding(const TokenTable& embedding, int64_t width) {
+    require(embedding.packed || embedding.rows, "there are no embeddings");
+    if (embedding.packed) check_product(*embedding.packed, 0, width, embedding.num_tokens);
+    check_storage(embedding.storage);
 }
 
 inline void check_exchange(const Exchange& exchange) {
@@ -152,17 +180,8 @@ inline void check_exchange(const Exchange& exchange) {
 
 // A rank's part of a layer; sizes of the whole are those of the products' inputs.
 inline void check_shard(const Layer& layer, const LayerShard& shard, int32_t num_ranks, int32_t storage) {
+    check_part(layer, storage);
     const AttentionShape& shape = layer.attention;
-    for (const Weight* weight : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down}) {
-        check_weight(*weight);
-        require(weight->narrow_inputs() == (storage == kBFloat16), "a weight does not take rows as keys are stored");
-    }
-    check_attention(shape);
-    check_activation(layer.activation);
-    require(is_size(layer.width) && is_size(layer.beside_width), "a layer's width is out of range");
-    const int64_t queries = static_cast<int64_t>(shape.num_heads) * shape.key_dim;
-    const int64_t keys = static_cast<int64_t>(shape.num_kv_heads) * shape.key_dim;
-    const int64_t values = static_cast<int64_t>(shape.num_kv_heads) * shape.value_dim;
     const int64_t all_heads = layer.output.inputs / shape.value_dim;
     require(shard.first_head >= 0 && shard.first_head + shape.num_heads <= all_heads, "the shard's query heads are out of range");
     require(shard.first_kv_head >= 0 && shard.first_kv_head + shape.num_kv_heads <= shard.num_kv_heads,
@@ -172,9 +191,6 @@ inline void check_shard(const Layer& layer, const LayerShard& shard, int32_t num
             "the shard's part of a key head is out of range");
     check_norm(layer.query_norm, layer.query_norm_width, all_heads * shape.key_dim);
     check_norm(layer.key_norm, layer.key_norm_width, shard.num_kv_heads * shape.key_dim);
-    require(layer.qkv.inputs == layer.beside_width + layer.width && layer.gate_up.inputs == layer.width,
-            "a product does not take the layer's rows");
-    require(layer.qkv.outputs >= queries + keys + values, "the first product has fewer outputs than the heads");
     require(shard.first_output >= 0 && shard.first_gate >= 0, "the shard's outputs are out of range");
 }
 
@@ -210,12 +226,11 @@ inline void check_text(const lookup::LiveText& text) {
 
 inline void check_head(const DraftHead& head, int32_t storage) {
     require(head.num_layers > 0, "the head has no layers");
-    for (int64_t i = 0; i < head.num_layers; ++i) check_layer(*head.layers[i], storage);
-    const int64_t width = head.layers[0]->width, features = head.num_features * head.feature_width;
+    check_layers(head.layers, head.num_layers, storage);
     require(head.layers[0]->beside_width > 0, "the head's first layer reads no embeddings");
-    for (int64_t i = 1; i < head.num_layers; ++i)
-        require(head.layers[i]->width == width && !head.layers[i]->beside_width, "the head's layers differ in width");
-    require(is_size(head.num_features) && is_size(head.feature_width) && features > 0, "the head reads no features");
+    require(is_size(head.num_features) && is_size(head.feature_width), "the head's features are out of range");
+    const int64_t width = head.layers[0]->width, features = head.num_features * head.feature_width;
+    require(features > 0, "the head reads no features");
     if (head.fusion) {
         check_product(*head.fusion, 0, features, width);
         require(head.fusion->narrow_inputs() == (storage == kBFloat16), "the fusion does not take rows as keys are stored");
@@ -224,37 +239,24 @@ inline void check_head(const DraftHead& head, int32_t storage) {
     check_norm(head.feature_norm, head.feature_norm_width, features);
     check_product(*head.vocabulary, 0, width, head.num_outputs);
     require(head.num_outputs > 0, "the head predicts no tokens");
-    const TokenTable& embedding = head.embedding;
-    require(embedding.packed || embedding.rows, "the head has no embeddings");
-    require(!embedding.packed || (embedding.packed->inputs >= head.layers[0]->beside_width &&
-                                  embedding.packed->outputs >= embedding.num_tokens),
-            "the embeddings are not those of the head's tokens");
-    check_storage(embedding.storage);
+    check_embedding(head.embedding, head.layers[0]->beside_width);
+    const int64_t num_tokens = head.embedding.num_tokens;
     if (head.target_ids)
         for (int64_t i = 0; i < head.num_outputs; ++i) {
-            require(head.target_ids[i] >= 0 && head.target_ids[i] < embedding.num_tokens,
-                    "the head predicts a token that has no embedding");
+            require(head.target_ids[i] >= 0 && head.target_ids[i] < num_tokens, "the head predicts a token that has no embedding");
             require(i == 0 || head.target_ids[i] > head.target_ids[i - 1], "the head's tokens are not in ascending order");
         }
     else
-        require(head.num_outputs <= embedding.num_tokens, "the head predicts a token that has no embedding");
+        require(head.num_outputs <= num_tokens, "the head predicts a token that has no embedding");
 }
 
 inline void check_decoder(const Decoder& decoder, int32_t storage, const RotationTable* tables, int64_t num_tables) {
-    require(decoder.num_layers > 0 && is_size(num_tables), "the decoder has no layers");
+    require(decoder.num_layers > 0, "the decoder has no layers");
+    check_layers(decoder.layers, decoder.num_layers, storage);
     const int64_t width = decoder.layers[0]->width;
-    for (int64_t i = 0; i < decoder.num_layers; ++i) {
-        const Layer& layer = *decoder.layers[i];
-        check_layer(layer, storage);
-        require(layer.width == width && !layer.beside_width, "the decoder's layers differ in width");
-        require(decoder.rotation_of[i] >= 0 && decoder.rotation_of[i] < num_tables, "a layer's rotation is not there");
-        require(2 * tables[decoder.rotation_of[i]].half <= layer.attention.key_dim, "more dimensions are rotated than a head has");
-    }
-    const TokenTable& embedding = decoder.embedding;
-    require(embedding.packed || embedding.rows, "the decoder has no embeddings");
-    require(!embedding.packed || (embedding.packed->inputs >= width && embedding.packed->outputs >= embedding.num_tokens),
-            "the embeddings are not those of the decoder's tokens");
-    check_storage(embedding.storage);
+    require(!decoder.layers[0]->beside_width, "the decoder's first layer reads more than embeddings");
+    check_rotations(decoder.layers, decoder.rotation_of, decoder.num_layers, tables, num_tables);
+    check_embedding(decoder.embedding, width);
     check_product(*decoder.vocabulary, 0, width, decoder.num_outputs);
 }
 

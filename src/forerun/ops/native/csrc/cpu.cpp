@@ -191,7 +191,7 @@ EXPORT int64_t forerun_size_of(const char* name) {
                       {"CacheStack", sizeof(CacheStack)},
                       {"RotationTable", sizeof(RotationTable)}, {"DraftText", sizeof(DraftText)},
                       {"TextIndex", sizeof(lookup::TextIndex)}, {"LiveText", sizeof(lookup::LiveText)},
-                      {"ContextTable", sizeof(lookup::ContextTable)},
+                      {"ContextTable", sizeof(lookup::ContextTable)}, {"SaltContexts", sizeof(lookup::SaltContexts)},
                       {"SamplingSettings", sizeof(SamplingSettings)}, {"RowEdits", sizeof(RowEdits)},
                       {"Draw", sizeof(Draw)}, {"GroupFlags", sizeof(GroupFlags)},
                       {"Exchange", sizeof(Exchange)}, {"LayerShard", sizeof(LayerShard)}};
@@ -217,7 +217,7 @@ EXPORT int32_t forerun_num_threads() { return process->num_threads; }
 // The name of this build's level.
 EXPORT const char* forerun_level() { return kLevel; }
 
-// out [num_rows, num_outputs] fp32 = soft_cap(factor * (rows [num_rows, width] fp32 x weight)); soft_cap 0: none. out null:
+// out [num_rows, num_outputs] fp32 = soft_cap(factor * (rows [num_rows, width] fp32 x weight)); cap 0: none. out null:
 // it is not stored. Of each row the `num_candidates` (16 at most) highest outputs go to ids and values [num_rows,
 // num_candidates]: the highest first, of equal ones the lowest id first; NaN counts as higher than any number.
 EXPORT int32_t forerun_linear(const Weight* weight, const float* rows, int64_t num_rows, int64_t width, int64_t num_outputs,
@@ -380,10 +380,8 @@ EXPORT int32_t forerun_decoder_layers(const Layer* const* layers, int64_t num_la
     return guarded([&] {
         check_storage(storage);
         check_pass(*pass);
-        for (int64_t i = 0; i < num_layers; ++i) {
-            check_layer(*layers[i], storage);
-            check_rotation(rotations[rotation_of[i]], layers[i]->attention.key_dim);
-        }
+        check_layers(layers, num_layers, storage);
+        for (int64_t i = 0; i < num_layers; ++i) check_rotation(rotations[rotation_of[i]], layers[i]->attention.key_dim);
         require(!kept || !num_layers || !kept[0] || !layers[0]->beside_width, "the first layer reads no residual stream alone");
         const LayerStack stack{layers, rotation_of, num_layers, keys, values, kept};
         const std::lock_guard<std::mutex> lock(process->mutex);
@@ -529,11 +527,7 @@ EXPORT int32_t forerun_draft_chains(const DraftHead* head, const RotationTable* 
         check_head(*head, storage);
         require(num_places > 0 && num_places <= kMostCandidates, "the number of tokens at a place is out of range");
         check_texts(texts, num_texts, block_size, token_ids, head->embedding.num_tokens, tables, num_tables, most_drafted);
-        for (int64_t i = 0; i < head->num_layers; ++i) {
-            require(head->rotation_of[i] >= 0 && head->rotation_of[i] < num_tables, "a layer's rotation is not there");
-            require(2 * tables[head->rotation_of[i]].half <= head->layers[i]->attention.key_dim,
-                    "more dimensions are rotated than a head has");
-        }
+        check_rotations(head->layers, head->rotation_of, head->num_layers, tables, num_tables);
         const std::lock_guard<std::mutex> lock(process->mutex);
         with_stored(storage, [&]<class Stored>(Stored) {
             ChainCall<Stored>(*process->team, process->space, process->chains, *head, tables, num_tables, texts, block_size,
@@ -628,6 +622,7 @@ EXPORT int32_t forerun_attention_gradients(const bf16* query, const bf16* key, c
         check_rows(num_heads * num_rows, dim);
         require(dim > 0 && dim % kSide == 0, "the dimensions of a head are not whole blocks");
         const std::lock_guard<std::mutex> lock(process->mutex);
+        for (CausalGradients& gradients : process->gradients) gradients.begin(num_rows, dim);
         std::atomic<int64_t> next{0};
         process->team->run([&](int member) {
 #if defined(__AMX_BF16__)
@@ -639,7 +634,7 @@ EXPORT int32_t forerun_attention_gradients(const bf16* query, const bf16* key, c
                 const CausalHead head{query + first, key + first,     value + first,
                                       out + first,   of_out + first,  log_sums + i * num_rows,
                                       of_query + first, of_key + first, of_value + first};
-                process->gradients[member].compute(head, num_rows, dim, scale);
+                process->gradients[member].compute(head, scale);
             }
         });
     });
@@ -660,6 +655,8 @@ EXPORT int32_t forerun_read(const uint64_t* words, int64_t count, uint64_t* tota
                 for (int i = 0; i < 256; i += kCacheLine) fetch_line(ahead + i, kCachesForOneReading);
                 for (int i = 0; i < 32; ++i) sums[i] ^= words[line * 32 + i];
             }
+            if (member == 0)
+                for (int64_t i = lines * 32; i < count; ++i) sums[0] ^= words[i];
             for (uint64_t sum : sums) all ^= sum;
         });
         *total = all;
