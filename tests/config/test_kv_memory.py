@@ -5,8 +5,12 @@ from __future__ import annotations
 import builtins
 import os
 
-from forerun.config.kv_memory import plan_kv
+import pytest
+
+from forerun.config.gpu_memory import MemoryShare
+from forerun.config.kv_memory import kv_bytes_of, plan_kv
 from forerun.config.settings import EngineSettings
+from forerun.errors import MemoryBudgetError
 from tests.contract.drafters import Stub
 from tests.engines import tiny_llm, tiny_target
 
@@ -36,3 +40,23 @@ def test_key_heads_that_two_processes_hold_take_their_memory_twice():
     alone = plan_kv(settings, model, drafter).num_blocks
     heads = model.kv_specs[0].num_kv_heads
     assert plan_kv(settings, model, drafter, num_kv_heads=2 * heads).num_blocks == alone // 2
+
+
+class DraftsOnTheSide(Stub):
+    """Writes its drafts to a mebibyte of its own."""
+
+    kv_bytes_per_block = num_scratch_blocks = 0
+    scratch_bytes = 1 << 20
+
+    def use_kv(self, target_cache, *, num_blocks): ...
+
+
+def test_what_a_gpu_lacks_is_said_with_what_drafts_are_written_to():
+    model, drafter = tiny_target().model, DraftsOnTheSide(target=None)
+    settings = EngineSettings(model="tiny", max_model_len=64)
+    block = kv_bytes_of(model, drafter, block_size=settings.block_size).target_block
+    share = MemoryShare(
+        total=64 // settings.block_size * block, utilization=1.0, weights=0, largest_step=0, graphs=0, libraries=0
+    )
+    with pytest.raises(MemoryBudgetError, match=r" 1\.0 MiB are missing"):
+        plan_kv(settings, model, drafter, measure=lambda: share)

@@ -186,6 +186,19 @@ def test_the_kv_of_all_counts_in_the_memory():
     assert blocks[3] == pytest.approx(blocks[0] / 3, abs=2)
 
 
+def test_the_targets_cache_has_scratch_blocks_for_those_drafts_alone_that_are_written_to_it():
+    early_exit = {"method": "self", "exit_layer": 1}
+
+    def num_scratch(config):
+        llm = tiny_llm(config)
+        return llm.executor.cache.num_blocks - engine_of(llm).pool.num_blocks
+
+    assert num_scratch(hybrid_config(FREE, twin())) == 0, "a model drafts in its own cache"
+    exits = num_scratch(hybrid_config(FREE, early_exit))
+    assert exits > 0
+    assert num_scratch(hybrid_config(twin(), early_exit, twin())) == exits
+
+
 def test_the_counts_of_each_add_up_in_outputs_stats_and_metrics():
     llm = tiny_llm(hybrid_config(FREE, twin()))
     outputs = llm.generate(PROMPTS[:12], GREEDY, use_tqdm=False)

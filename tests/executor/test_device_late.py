@@ -225,7 +225,7 @@ def test_a_text_that_the_device_has_ended_gets_no_row_though_the_host_does_not_k
     ]
     assert tokens(llm, sampling) == expected
     assert any(needed < planned for planned, needed in rows)
-    assert rows[-1][1] == 0 or rows[-1][1] < 4
+    assert rows[-1][1] < 4
 
 
 @pytest.mark.parametrize("config", [None, NGRAM, CASES["suffix-tree"]], ids=["plain", "ngram", "host drafter"])

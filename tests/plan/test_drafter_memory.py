@@ -10,7 +10,7 @@ import torch
 from safetensors.numpy import save_file
 
 from forerun.config.gpu_memory import MemoryShare
-from forerun.config.kv_memory import plan_kv
+from forerun.config.kv_memory import kv_bytes_of, plan_kv
 from forerun.config.settings import EngineSettings
 from forerun.drafters.auto import AutoConfig
 from forerun.drafters.registry import DRAFTERS
@@ -249,6 +249,7 @@ class WithKV(Stub):
 
     needs = frozenset({"last_hidden"})
     kv_bytes_per_block = 1000
+    scratch_bytes = 5000
     num_scratch_blocks = 4
 
     def use_kv(self, target_cache, *, num_blocks): ...
@@ -273,16 +274,18 @@ def test_a_gpus_blocks_are_as_many_as_the_engine_counts(tmp_path):
         settings = EngineSettings(model="tiny", block_size=size, kv_cache_memory_bytes=memory, **many)
         assert num_blocks(profile, given) == plan_kv(settings, model, with_it).num_blocks
     assert num_blocks(profile, config) == (777 * own - 104) // (own + part) < 777
-    with_scratch = replace(profile, drafter_scratch_blocks={"head": drafter.num_scratch_blocks, "suffix": 0})
+    scratch = kv_bytes_of(model, drafter, block_size=size).scratch
+    assert scratch == 4 * (own + read) + 5000, "blocks of the target's cache, and of its own"
+    with_scratch = replace(profile, drafter_scratch_bytes={"head": scratch, "suffix": 0})
     settings = replace(settings, kv_cache_memory_bytes=None)
     share = MemoryShare(
         total=777 * own, utilization=1.0, weights=104, largest_step=0, graphs=0, libraries=0
     )  # of a GPU that the profiled engine's KV filled
     left = plan_kv(settings, model, drafter, measure=lambda: share).num_blocks
-    assert num_blocks(with_scratch, config) == left == num_blocks(profile, config) - drafter.num_scratch_blocks
+    assert num_blocks(with_scratch, config) == left == (777 * own - 104 - scratch) // (own + part)
     memory = kv_memory(with_scratch, drafter_memory(with_scratch, config))
     assert plan_kv(replace(settings, kv_cache_memory_bytes=memory), model, drafter).num_blocks == left
-    assert memory + 104 + drafter.num_scratch_blocks * (own + part) <= 777 * own
+    assert memory + 104 + scratch <= 777 * own
     on_cpu = replace(profile, device="cpu")
     settings = replace(settings, kv_cache_memory_bytes=kv_memory(on_cpu, drafter_memory(on_cpu, config)))
     assert num_blocks(on_cpu, config) == plan_kv(settings, model, drafter).num_blocks == 777

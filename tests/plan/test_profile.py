@@ -27,7 +27,7 @@ def test_a_profile_comes_back_from_its_folder(tmp_path: Path) -> None:
 
 def test_a_profile_of_before_drafters_were_measured_for_memory_can_be_read(tmp_path: Path) -> None:
     fake_profile(tmp_path)
-    for name in ("drafter_block_bytes", "drafter_scratch_blocks"):
+    for name in ("drafter_block_bytes", "drafter_scratch_bytes"):
         _leave_out(tmp_path, name)
         assert getattr(Profile.load(tmp_path), name) == {}
 
@@ -106,7 +106,7 @@ def _leave_out(folder: Path, key: str) -> None:
         ({"served_steps": None}, "got served_steps=None; must be an object"),
         ({"traces": {"suffix": 5}}, "profile: traces: got suffix=5; must be a text"),
         ({"drafter_block_bytes": {"suffix": "x"}}, "drafter_block_bytes: got suffix='x'; must be a whole number"),
-        ({"drafter_scratch_blocks": {"suffix": -1}}, "drafter_scratch_blocks: got suffix=-1; must be a whole number"),
+        ({"drafter_scratch_bytes": {"suffix": -1}}, "drafter_scratch_bytes: got suffix=-1; must be a whole number"),
         ({"kv_cache_memory_bytes": 0.5}, "got kv_cache_memory_bytes=0.5; must be a whole number"),
         ({"model": None}, "got model=None; must be a text"),
         ({"quantization": 8}, "got quantization=8; must be a text or null"),

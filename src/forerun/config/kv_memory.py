@@ -28,6 +28,43 @@ class KVBudget:
     max_model_len: int
 
 
+@dataclass(frozen=True, slots=True)
+class KVBytes:
+    """What KV takes, in bytes.
+
+    `target_block` are the target's keys and values in a block, `drafter_block` what the drafter adds to it: the hidden states that
+    it reads and its own entries. `scratch` are all blocks that drafts alone are written to, which lie beside those of texts.
+    """
+
+    target_block: int
+    drafter_block: int
+    scratch: int
+
+
+def kv_bytes_of(model: TargetModel, drafter: Drafter, *, block_size: int, num_kv_heads: int | None = None) -> KVBytes:
+    """What the KV of a target and a drafter takes.
+
+    Args:
+        model: the target.
+        drafter: its drafter.
+        block_size: places in a block.
+        num_kv_heads: those that all of the target's processes hold; None: the model's own.
+
+    Raises:
+        ConfigError: the target has no hidden states of a name that the drafter needs.
+    """
+    specs = model.kv_specs
+    if num_kv_heads is not None:
+        specs = [replace(spec, num_kv_heads=num_kv_heads) for spec in specs]
+    widths = feature_widths(model, drafter.needs)
+    target = bytes_per_block(specs, block_size=block_size, dtype=model.dtype)
+    features = bytes_per_block([], block_size=block_size, dtype=model.dtype, feature_widths=widths)
+    if not isinstance(drafter, KeepsKV):
+        return KVBytes(target, features, 0)
+    scratch = drafter.num_scratch_blocks * (target + features) + drafter.scratch_bytes
+    return KVBytes(target, features + drafter.kv_bytes_per_block, scratch)
+
+
 def plan_kv(
     settings: EngineSettings,
     model: TargetModel,
@@ -52,23 +89,16 @@ def plan_kv(
     wanted = settings.max_model_len
     if wanted is not None and wanted > model.max_model_len:
         raise ConfigError(f"max_model_len: got {wanted}; the model allows at most {model.max_model_len}; lower it")
-    block_bytes = bytes_per_block(
-        model.kv_specs
-        if num_kv_heads is None
-        else [replace(spec, num_kv_heads=num_kv_heads) for spec in model.kv_specs],
-        block_size=settings.block_size,
-        dtype=model.dtype,
-        feature_widths=feature_widths(model, drafter.needs),
-    )
-    if isinstance(drafter, KeepsKV):
-        block_bytes += drafter.kv_bytes_per_block
+    taken = kv_bytes_of(model, drafter, block_size=settings.block_size, num_kv_heads=num_kv_heads)
+    block_bytes = taken.target_block + taken.drafter_block
     num_blocks, share = settings.num_gpu_blocks_override, None
     if num_blocks is None:
         if settings.kv_cache_memory_bytes is None and measure is not None:
             share = measure()
-        num_blocks = _kv_bytes(settings, share) // block_bytes
-        if share is not None and isinstance(drafter, KeepsKV):
-            num_blocks = max(0, num_blocks - drafter.num_scratch_blocks)  # which lie in the same memory
+        kv_bytes = _kv_bytes(settings, share)
+        if share is not None:
+            kv_bytes = max(0, kv_bytes - taken.scratch)  # which lies in the same memory
+        num_blocks = kv_bytes // block_bytes
         longest = wanted or model.max_model_len
         most_useful = settings.max_num_seqs * (-(-longest // settings.block_size) + 1)
         num_blocks = min(num_blocks, most_useful)
@@ -78,7 +108,8 @@ def plan_kv(
         needed = -(-max(2, max_model_len) // settings.block_size) * block_bytes
         raise MemoryBudgetError(
             f"KV memory: one sequence of max_model_len={max(2, max_model_len)} tokens needs {needed / 2**20:.1f} MiB, got "
-            f"{num_blocks * block_bytes / 2**20:.1f} MiB ({num_tokens} tokens); {_what_to_change(settings, share, needed)}"
+            f"{num_blocks * block_bytes / 2**20:.1f} MiB ({num_tokens} tokens); "
+            f"{_what_to_change(settings, share, needed + taken.scratch)}"
         )
     if wanted is None and max_model_len < model.max_model_len:
         logger.warning(
@@ -91,7 +122,7 @@ def plan_kv(
 
 
 def _what_to_change(settings: EngineSettings, share: MemoryShare | None, needed: int) -> str:
-    """What makes room for `needed` bytes of KV."""
+    """What makes room for `needed` bytes of KV, scratch blocks included."""
     if share is None:
         return "lower max_model_len or raise kv_cache_memory_bytes"
     return (

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from forerun.core.draft import Draft
+from forerun.core.finite_numbers import is_number
 from forerun.core.sequence import Sequence
 from forerun.drafters.base import (
     BlockKV,
@@ -100,7 +101,7 @@ class AutoConfig:
 
     def __post_init__(self) -> None:
         value = self.auto_memory
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 <= value <= 100.0:
+        if not is_number(value) or not 0.0 <= value <= 100.0:
             raise ConfigError(
                 f"auto_memory: got {value!r}; must be a share of the target's weights, from 0 to 100; "
                 f"leave it out for {DEFAULT_MEMORY}"
@@ -373,6 +374,7 @@ class AutoDrafter:
         self.needs: frozenset[str] = frozenset() if drafter is None else drafter.needs
         self._keeper = drafter if isinstance(drafter, KeepsKV) else None
         self.kv_bytes_per_block = 0 if self._keeper is None else self._keeper.kv_bytes_per_block
+        self.scratch_bytes = 0 if self._keeper is None else self._keeper.scratch_bytes
         self.num_scratch_blocks = 0 if self._keeper is None else self._keeper.num_scratch_blocks
 
     @property

@@ -232,14 +232,15 @@ class KeepsKV(Protocol):
 
     Its entries of a text lie in blocks with the ids of the target's, so that a block found in the
     prefix cache serves both. What a draft writes beyond the committed text goes to scratch blocks,
-    which no sequence ever holds.
+    which no sequence ever holds: those of the cache that it writes to, its own or the target's.
     """
 
     kv_bytes_per_block: int  # of its own entries for one of the target's blocks; 0 where it uses the target's
-    num_scratch_blocks: int
+    scratch_bytes: int  # of scratch blocks of its own
+    num_scratch_blocks: int  # of the target's cache; 0 where drafts are not written there
 
     def use_kv(self, target_cache: KVCache, *, num_blocks: int) -> None:
-        """Allocate the memory, once and before the first sequence; the scratch blocks follow the sequences' `num_blocks`."""
+        """Allocate the memory, once and before the first sequence; scratch blocks follow the sequences' `num_blocks`."""
         ...
 
 

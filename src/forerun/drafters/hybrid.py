@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from forerun.core.draft import NO_DRAFT, Draft
+from forerun.core.integers import check_integer
 from forerun.core.sequence import Sequence
 from forerun.drafters.base import (
     BlockKV,
@@ -152,9 +153,8 @@ def _resolve_member(given: Any, resolver: DrafterResolver, *, is_last: bool) -> 
 
 
 def _integer(keys: Mapping[str, Any], name: str, *, most: int, default: int) -> int:
-    value = keys.get(name, default)
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-        raise ConfigError(f"{name}: got {value!r}; must be an integer from 1 to {most}; leave it out for {default}")
+    value: int = keys.get(name, default)
+    check_integer(name, value, least=1, most=most, do=f"leave it out for {default}")
     return value
 
 
@@ -195,8 +195,8 @@ class Hybrid:
     no draft is good enough the last drafter's is taken, and where that is empty the first one that is
     not. A drafter that fails gives empty drafts.
 
-    All drafters use the same scratch blocks: each has finished its drafts before the next one starts,
-    and none reads there what another has written.
+    Drafters that write to the target's cache use the same scratch blocks there: each has finished its drafts
+    before the next one starts, and none reads there what another has written.
     """
 
     def __init__(self, members: Listing[Member]) -> None:
@@ -206,6 +206,7 @@ class Hybrid:
         self._members = members
         self._keepers = [drafter for drafter in drafters if isinstance(drafter, KeepsKV)]
         self.kv_bytes_per_block = sum(keeper.kv_bytes_per_block for keeper in self._keepers)
+        self.scratch_bytes = sum(keeper.scratch_bytes for keeper in self._keepers)
         self.num_scratch_blocks = max((keeper.num_scratch_blocks for keeper in self._keepers), default=0)
 
     @property

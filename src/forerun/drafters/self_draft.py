@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from forerun.core.draft import Draft
+from forerun.core.integers import check_integer
 from forerun.core.sequence import Sequence
 from forerun.drafters.base import DraftContext, Drafter, DraftRequest, TargetInfo
 from forerun.drafters.device_chains import DeviceChains
@@ -53,9 +54,8 @@ class SelfConfig(DraftSamplingConfig):
                 f"draft_tensor_parallel_size: got {self.draft_tensor_parallel_size} with exit_layer; the target's layers are "
                 "computed by all of its processes anyway; leave it out"
             )
-        layer = self.exit_layer
-        if layer is not None and (not isinstance(layer, int) or isinstance(layer, bool) or layer < 1):
-            raise ConfigError(f"exit_layer: got {layer!r}; must be an integer of 1 or more")
+        if self.exit_layer is not None:
+            check_integer("exit_layer", self.exit_layer, least=1, do="give the number of layers to compute")
 
     def build(self, target: TargetInfo) -> Drafter:
         """Make the drafter.
@@ -102,7 +102,7 @@ class EarlyExit:
     needs: frozenset[str] = frozenset()
 
     def __init__(self, model: Decoder, target: TargetInfo, *, sampling: DraftSampling) -> None:
-        self.kv_bytes_per_block = 0
+        self.kv_bytes_per_block = self.scratch_bytes = 0
         self._predictor = ModelPredictor(model)
         self._writer = make_writer(sampling, target, self._predictor)
         self._scratch_per_sequence = scratch_blocks_per_sequence(self._writer.num_places, block_size=target.block_size)

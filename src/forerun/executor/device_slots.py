@@ -255,9 +255,9 @@ class DeviceSlots:
             flags |= HAS_BIAS
             self._fill(rules.bias_ids, slot, list(sampling.logit_bias), -1)
             self._fill(rules.bias_values, slot, list(sampling.logit_bias.values()), 0.0)
-        if sampling.allowed_token_ids is not None:
+        if (allowed := sampling.allowed_ascending) is not None:
             flags |= HAS_ALLOWED
-            rules.allowed[slot] = self._mask(sampling.allowed_token_ids)
+            rules.allowed[slot] = self._mask(allowed)
         if sampling.min_tokens and spec.stop_token_ids:
             flags |= HAS_MIN_LENGTH
         return flags
@@ -267,10 +267,10 @@ class DeviceSlots:
         numbers = np.array(values, dtype=np.float32 if padded.is_floating_point() else np.int32)
         padded[slot, : len(values)] = to_device(numbers, self._device)
 
-    def _mask(self, token_ids: Listing[int]) -> Tensor:
+    def _mask(self, token_ids: npt.ArrayLike) -> Tensor:
         """[W] int32: bit t % 32 of word t // 32 for each token t."""
         bits = np.zeros(-(-self._vocab_size // 32) * 32, dtype=np.uint8)
-        bits[[t for t in token_ids if t < self._vocab_size]] = 1
+        bits[np.asarray(token_ids, dtype=np.int64)] = 1
         return to_device(packed(bits), self._device)
 
     def _ints(self, values: Listing[int] | range | npt.NDArray[Any]) -> Tensor:

@@ -141,7 +141,8 @@ class LocalExecutor:
         What it needs of texts that were read before is in the cache, so it catches up with them by itself.
 
         Raises:
-            ConfigError: it needs hidden states that are not kept here, or other scratch blocks; nothing has changed then.
+            ConfigError: it needs hidden states that are not kept here, or other scratch blocks of the target's cache; nothing has
+                changed then.
         """
         missing = drafter.needs - self.cache.features.keys()
         if missing:
@@ -154,7 +155,7 @@ class LocalExecutor:
         ]
         if num_scratch[0] != num_scratch[1]:
             raise ConfigError(
-                f"head: drafts in {num_scratch[1]} scratch blocks, the one before had {num_scratch[0]}; "
+                f"head: writes drafts to {num_scratch[1]} scratch blocks of the target's cache, the one before to {num_scratch[0]}; "
                 "start the engine with this head"
             )
         if isinstance(drafter, KeepsKV):

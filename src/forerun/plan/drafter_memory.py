@@ -62,14 +62,14 @@ class DrafterMemory:
     """What a drafter takes, in bytes.
 
     `models` are the weights of each of its networks, which lie where the target's do, `tables` what look-ups may remember, in
-    the host's memory, and `block` is what it adds to each KV block; `scratch_blocks` are how many of these it has beside those
-    of texts. `unknown` says of what the size is not known.
+    the host's memory, and `block` is what it adds to each KV block; `scratch` is what blocks take that drafts alone are
+    written to, beside those of texts. `unknown` says of what the size is not known.
     """
 
     models: tuple[int, ...] = ()
     tables: int = 0
     block: int = 0
-    scratch_blocks: int = 0
+    scratch: int = 0
     unknown: tuple[str, ...] = ()
 
 
@@ -82,9 +82,9 @@ def drafter_memory(profile: Profile, config: Mapping[str, Any] | None) -> Drafte
         return NOTHING
     found, alike = _weights(profile, config), profile.configs_like(config)
     measured = [profile.drafter_block_bytes[name] for name in alike if name in profile.drafter_block_bytes]
-    scratch = [profile.drafter_scratch_blocks.get(name, 0) for name in alike]
+    scratch = [profile.drafter_scratch_bytes.get(name, 0) for name in alike]
     if measured or found == NOTHING:
-        return replace(found, block=max(measured, default=0), scratch_blocks=max(scratch, default=0))
+        return replace(found, block=max(measured, default=0), scratch=max(scratch, default=0))
     return replace(found, unknown=(*found.unknown, "what the drafter adds to each KV block, as it was not profiled"))
 
 
@@ -98,17 +98,8 @@ def kv_memory(profile: Profile, drafter: DrafterMemory) -> int | None:
     if profiled is None:
         return None
     if profile.device == "cuda":
-        return max(0, profiled - sum(drafter.models) - scratch_memory(profile, drafter))
+        return max(0, profiled - sum(drafter.models) - drafter.scratch)
     return profiled + profile.num_blocks * drafter.block
-
-
-def scratch_memory(profile: Profile, drafter: DrafterMemory) -> int:
-    """Bytes of the blocks that drafts alone are written to, which an engine has beside the KV memory that it is given.
-
-    0 where the profile does not know what a block takes.
-    """
-    profiled = _profiled_kv(profile)
-    return 0 if profiled is None else drafter.scratch_blocks * (profiled // profile.num_blocks + drafter.block)
 
 
 def num_blocks(profile: Profile, config: Mapping[str, Any] | None) -> int:
@@ -125,7 +116,7 @@ def num_blocks(profile: Profile, config: Mapping[str, Any] | None) -> int:
         return profile.num_blocks
     found = left * profile.num_blocks // (profiled + profile.num_blocks * drafter.block)
     if not found:
-        taken = sum(drafter.models) + scratch_memory(profile, drafter)
+        taken = sum(drafter.models) + drafter.scratch
         raise ConfigError(
             f"speculative_config: the drafter {config.get('model', config.get('method'))!r} takes {taken / MIB:.0f} MiB for its "
             f"weights and its drafts' KV, and the profile's engine has {profiled / MIB:.0f} MiB of KV memory; must leave room for a "

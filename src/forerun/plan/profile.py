@@ -38,7 +38,7 @@ COUNTS = (
 SIZES = ("weight_bytes", "kv_bytes_per_token", "kv_cache_memory_bytes")  # that may be unknown
 MEASURES = ("gigabytes_per_second", "watts", "idle_watts")  # that may be unknown, and are no whole numbers
 NAMES = ("model", "machine", "kernels", "dtype", "version")
-OF_DRAFTERS = ("drafter_block_bytes", "drafter_scratch_blocks")
+OF_DRAFTERS = ("drafter_block_bytes", "drafter_scratch_bytes")
 PARTS = ("configs", "served_steps", "drafting", "acceptance", *OF_DRAFTERS, "traces")
 """Fields that are by the name of a configuration."""
 
@@ -59,7 +59,7 @@ class Profile:
     `configs` has the speculative_config of each profiled configuration by its name; `drafting` what drafting
     costs, and `acceptance` what it yields, by the same names. Acceptance for one class of prompts is under
     "name/class". `drafter_block_bytes` is what a drafter adds to each KV block, its own KV and the target's hidden states
-    that it reads, and `drafter_scratch_blocks` how many such blocks it has beside those of texts, where that was measured;
+    that it reads, and `drafter_scratch_bytes` what blocks take that its drafts alone are written to, where that was measured;
     `num_blocks` are those of an engine without drafter. `traces` are files of draft traces, absolute or from the working directory.
 
     Raises:
@@ -95,7 +95,7 @@ class Profile:
     drafting: dict[str, DraftingCost] = field(default_factory=dict)
     acceptance: dict[str, AcceptanceProfile] = field(default_factory=dict)
     drafter_block_bytes: dict[str, int] = field(default_factory=dict)
-    drafter_scratch_blocks: dict[str, int] = field(default_factory=dict)
+    drafter_scratch_bytes: dict[str, int] = field(default_factory=dict)
     traces: dict[str, Path] = field(default_factory=dict)
     conditions: dict[str, Any] = field(default_factory=dict)  # of the measurement, for people
 

@@ -50,7 +50,7 @@ def test_a_profile_says_what_a_drafter_adds_to_each_block(folder: Path) -> None:
     of_target = found.block_size * found.kv_bytes_per_token
     assert found.drafter_block_bytes == {"ngram": 0, "model": of_target}, "the model is the target, a little disturbed"
     each = scratch_blocks_per_sequence(3, block_size=found.block_size)
-    assert found.drafter_scratch_blocks == {"ngram": 0, "model": found.max_num_seqs * each}
+    assert found.drafter_scratch_bytes == {"ngram": 0, "model": found.max_num_seqs * each * of_target}
 
 
 def test_a_profile_says_what_engine_it_is_of(tmp_path: Path) -> None:

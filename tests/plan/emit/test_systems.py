@@ -221,8 +221,9 @@ def test_the_memory_of_a_server_has_room_for_the_blocks_that_drafts_alone_are_wr
     """Which a server has beside the KV memory that it is given, on a GPU in the same memory."""
     drafting, _ = with_head(profile_folder, device)
     profile, without = Profile.load(profile_folder), resources_of(drafting)
-    replace(profile, drafter_scratch_blocks={"head": 100}).save(profile_folder)
-    with_them, size = resources_of(drafting), 100 * (profile.block_size * profile.kv_bytes_per_token + 10_000)
+    size = 30_000_000
+    replace(profile, drafter_scratch_bytes={"head": size}).save(profile_folder)
+    with_them = resources_of(drafting)
     assert without.kv_bytes - with_them.kv_bytes == (size if device == "cuda" else 0)
     more = 0 if device == "cuda" else size / 2**20
     assert with_them.memory_mib - without.memory_mib == pytest.approx(more, abs=1)

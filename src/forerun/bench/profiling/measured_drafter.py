@@ -14,11 +14,9 @@ from forerun.bench.profiling.drafting import measure_drafting_cost, measure_live
 from forerun.bench.profiling.stages import digest
 from forerun.bench.profiling.traces import step_seconds_of_texts, trace_drafts
 from forerun.bench.recording import Recording
-from forerun.config.kv_memory import feature_widths
+from forerun.config.kv_memory import kv_bytes_of
 from forerun.config.settings import EngineSettings
-from forerun.drafters.base import KeepsKV
 from forerun.errors import ConfigError
-from forerun.kv.cache import bytes_per_block
 from forerun.models.base import LoadedTarget
 from forerun.plan.acceptance import AcceptanceProfile
 from forerun.plan.draft_trace import DraftTrace
@@ -36,15 +34,15 @@ def drafter_stage(name: str) -> str:
 class MeasuredDrafter(NamedTuple):
     """What was measured of a drafter: its cost, its acceptance by class of prompts, its trace's place in the folder.
 
-    `block_bytes` is what it adds to each KV block, `scratch_blocks` how many blocks it has beside those of texts; None where an
-    older forerun measured it.
+    `block_bytes` is what it adds to each KV block, `scratch_bytes` what blocks take that its drafts alone are written to; None where
+    an older forerun measured it.
     """
 
     cost: DraftingCost
     acceptance: dict[str, AcceptanceProfile]
     trace: str | None
     block_bytes: int | None
-    scratch_blocks: int | None
+    scratch_bytes: int | None
 
     def to_json(self) -> dict[str, Any]:
         """The record that `from_json` reads."""
@@ -60,7 +58,7 @@ class MeasuredDrafter(NamedTuple):
             acceptance,
             record["trace"],
             record.get("block_bytes"),
-            record.get("scratch_blocks"),
+            record.get("scratch_bytes"),
         )
 
 
@@ -120,21 +118,19 @@ class DrafterMeasurement:
             )
             acceptance = {name: live.acceptance()}
             acceptance |= {f"{name}/{kind}": live.acceptance(kind) for kind in kinds}
-        return MeasuredDrafter(cost, acceptance, where, *self._blocks(name, config))
+        return MeasuredDrafter(cost, acceptance, where, *self._memory(name, config))
 
-    def _blocks(self, name: str, config: Mapping[str, Any]) -> tuple[int, int]:
-        """What a drafter adds to each KV block, its own KV and the target's features that it reads; and its scratch blocks."""
+    def _memory(self, name: str, config: Mapping[str, Any]) -> tuple[int, int]:
+        """What a drafter adds to each KV block, and what blocks take that its drafts alone are written to."""
         llm = make_engine(name, self.target, self.settings, config, num_sequences=1, longest=CHECKED_TOKENS)
-        drafter, model = llm.executor.drafting.drafter, self.target.model
-        features = bytes_per_block(
-            [],
+        ranks = self.target.ranks
+        taken = kv_bytes_of(
+            self.target.model,
+            llm.executor.drafting.drafter,
             block_size=self.settings.block_size,
-            dtype=model.dtype,
-            feature_widths=feature_widths(model, drafter.needs),
+            num_kv_heads=None if ranks is None else ranks.num_kv_heads,
         )
-        if not isinstance(drafter, KeepsKV):
-            return features, 0
-        return features + drafter.kv_bytes_per_block, drafter.num_scratch_blocks
+        return taken.drafter_block, taken.scratch
 
 
 def _acceptance(trace: DraftTrace, kind: str | None = None) -> AcceptanceProfile:

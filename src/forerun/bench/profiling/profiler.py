@@ -432,7 +432,7 @@ class Profiler:
             drafting={name: found.cost for name, found in drafters.items()},
             acceptance=acceptance,
             drafter_block_bytes=_known({name: found.block_bytes for name, found in drafters.items()}),
-            drafter_scratch_blocks=_known({name: found.scratch_blocks for name, found in drafters.items()}),
+            drafter_scratch_bytes=_known({name: found.scratch_bytes for name, found in drafters.items()}),
             traces={name: self.folder / found.trace for name, found in drafters.items() if found.trace is not None},
             conditions=conditions,
             **limits,
@@ -465,9 +465,9 @@ def _median(values: Sequence[float | None]) -> float | None:
     return statistics.median(known) if known else None
 
 
-def _known(counts: Mapping[str, int | None]) -> dict[str, int]:
+def _known(sizes: Mapping[str, int | None]) -> dict[str, int]:
     """Those that were measured."""
-    return {name: count for name, count in counts.items() if count is not None}
+    return {name: size for name, size in sizes.items() if size is not None}
 
 
 def _grids_within(room: Mapping[str, int]) -> dict[str, ProfileGrid]:

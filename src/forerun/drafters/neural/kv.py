@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from forerun.core.draft import Draft
+from forerun.core.integers import check_integer
 from forerun.core.sequence import Sequence
 from forerun.drafters.base import DraftContext, DraftRequest, TargetInfo
 from forerun.drafters.device_chains import DeviceChains
@@ -135,25 +136,28 @@ class KVDrafter:
     drafts for a sequence once it has read all of it. So a long prompt lengthens no step beyond that.
     """
 
+    num_scratch_blocks = 0  # its drafts are written to its own cache
+
     def __init__(self, predictor: Predictor, target: TargetInfo, writer: Writer, *, max_model_len: int) -> None:
         self.needs = predictor.needs
         self.kv_bytes_per_block = bytes_per_block(
             predictor.kv_specs, block_size=target.block_size, dtype=predictor.dtype
         )
         self._scratch_per_sequence = scratch_blocks_per_sequence(writer.num_places, block_size=target.block_size)
-        self.num_scratch_blocks = self._scratch_per_sequence * target.max_num_seqs
+        self._num_scratch_blocks = self._scratch_per_sequence * target.max_num_seqs
+        self.scratch_bytes = self._num_scratch_blocks * self.kv_bytes_per_block
         self._predictor = predictor
         self._target = target
         self._writer = writer
         self._max_model_len = max_model_len
 
     def use_kv(self, target_cache: KVCache, *, num_blocks: int) -> None:
-        """Make a cache with an entry for each of the target's places, and the scratch blocks behind them."""
+        """Make a cache with an entry for each of the target's places, and scratch blocks behind them."""
         block_size = target_cache.block_size
         self._ledger = KVLedger(num_blocks, block_size=block_size)
         self._cache = KVCache(
             self._predictor.kv_specs,
-            num_blocks=num_blocks + self.num_scratch_blocks,
+            num_blocks=num_blocks + self._num_scratch_blocks,
             block_size=block_size,
             dtype=self._predictor.dtype,
             device=self._predictor.device,
@@ -178,7 +182,7 @@ class KVDrafter:
             predictor=self._predictor,
             attention=self._attention,
             cache=self._cache,
-            num_blocks=self._cache.num_blocks - self.num_scratch_blocks,
+            num_blocks=self._cache.num_blocks - self._num_scratch_blocks,
             scratch_per_slot=self._scratch_per_sequence,
             max_model_len=self._max_model_len,
             entries=self._ledger,
@@ -247,8 +251,8 @@ class KVDrafter:
 
 def check_max_model_len(asked: int | None) -> None:
     """Raise `ConfigError` unless a drafter's `max_model_len` is a length or None."""
-    if asked is not None and (not isinstance(asked, int) or isinstance(asked, bool) or asked < 1):
-        raise ConfigError(f"max_model_len (of the drafter): got {asked!r}; must be an integer of 1 or more")
+    if asked is not None:
+        check_integer("max_model_len (of the drafter)", asked, least=1, do="leave it out for its checkpoint's")
 
 
 def resolve_max_model_len(asked: int | None, *, allowed: int) -> int:

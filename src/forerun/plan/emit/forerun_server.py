@@ -9,15 +9,7 @@ from typing import Any, NamedTuple
 
 from forerun.errors import ConfigError
 from forerun.plan.deployment_plan import Layout
-from forerun.plan.drafter_memory import (
-    NOTHING,
-    DrafterMemory,
-    drafter_memory,
-    kv_memory,
-    models_of,
-    num_blocks,
-    scratch_memory,
-)
+from forerun.plan.drafter_memory import NOTHING, DrafterMemory, drafter_memory, kv_memory, models_of, num_blocks
 from forerun.plan.emit.emission import FORERUN_FORMATS, Emission, EmitRequest, beside_script, script, yaml_text
 
 IMAGE = "forerun"  # docker build -f deploy/Dockerfile -t forerun .
@@ -220,7 +212,7 @@ def resources_of(request: EmitRequest) -> _Resources:
     """A core for each thread that computed or GPUs, and with the profile's folder the memory of its KV cache and weights.
 
     The KV cache has as many blocks as were planned, the drafter's part of each included, and the blocks beside them that drafts
-    alone are written to: see `kv_memory` and `scratch_memory`. Of weights, the drafter's too, the largest are there twice while
+    alone are written to: see `kv_memory` and `DrafterMemory`. Of weights, the drafter's too, the largest are there twice while
     they are loaded: as they lie in the file, and packed for the kernels.
 
     Raises:
@@ -248,7 +240,7 @@ def resources_of(request: EmitRequest) -> _Resources:
     weights = (profile.weight_bytes, *drafter.models)
     total = sum(weights) + max(weights) + drafter.tables + PROCESS_BYTES * engine.tensor_parallel_size
     if not has_gpu:  # else KV lies in its memory
-        total += kv_bytes + scratch_memory(profile, drafter)
+        total += kv_bytes + drafter.scratch
     return _Resources(count, gpus, kv_bytes, math.ceil(total / MIB), drafter)
 
 
