@@ -108,7 +108,7 @@ def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
         (["generate", "m", "--", "- a", "--top-k=1"], "--top-k: options go before --; what follows is text"),
         (["generate", "m", "p", "--max-tokns", "5", "--", "q"], "Did you mean --max-tokens?"),
         (["generate", "m", "p", "--top-k", "many"], 'unable to convert "many" into int'),
-        (["generate", "m", "p", "--temperature", "-1"], "temperature: got -1.0; must be 0 (greedy) or more"),
+        (["generate", "m", "p", "--temperature", "-1"], "temperature: got -1.0; must be from 0 (greedy) to 1e6"),
         (["generate", "m"], "PROMPT is missing"),
         (["generate", "m", "p", "-"], "PROMPT and - are both given"),
         (["generate"], "MODEL"),

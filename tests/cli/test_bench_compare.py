@@ -77,6 +77,18 @@ def test_compare_json_is_one_line_with_every_outcome(compare):
     assert report["gigabytes_per_second"] > 0
 
 
+def test_names_with_brackets_in_them_are_shown_as_they_are(compare, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    prompts = tmp_path / "chat[red].txt"
+    prompts.write_text("to be or not to be\na b a b a b\n")
+    (tmp_path / "configs.yaml").write_text("chosen[/b]: auto")
+    shown = compare(prompts=("--prompts", str(prompts)))
+    assert (
+        shown.count("chat[red]") == shown.count("chosen[/b]") == 4
+    )  # in three tables, and in what is said of its drafters
+    assert "chosen[/b], chat[red]: Drafters: " in shown
+
+
 def test_compare_draws_a_picture(compare, tmp_path):
     pytest.importorskip("matplotlib")
     compare("--picture", str(tmp_path / "picture.png"))

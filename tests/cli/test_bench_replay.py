@@ -77,6 +77,7 @@ def test_costs_may_be_a_measured_curve(files, capsys, tmp_path):
         (("--costs", "gentle"), "costs: cannot read gentle"),
         (("--temperatures", "0,warm"), "must be numbers of 0 or more with commas between them"),
         (("--temperatures", "-1"), "must be numbers of 0 or more with commas between them"),
+        (("--seed", "3"), "--seed: each text has the number of its prompt as its seed; leave it out"),
     ],
 )
 def test_wrong_options_are_named(files, capsys, options, message):

@@ -11,6 +11,7 @@ from forerun.cli.app import main
 from forerun.cli.chat import Conversation
 from forerun.core.draft import Draft
 from forerun.core.sampling_params import SamplingParams
+from forerun.errors import DeviceLostError
 from tests.cli.fakes import FakeLLM, FakeLoader
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=20)
@@ -142,6 +143,14 @@ def test_question_that_does_not_fit_is_dropped(capsys: pytest.CaptureFixture[str
     assert "error: prompt: got 3 tokens" in output.err
     assert "/reset" in output.err
     assert [message["content"] for message in conversation.messages] == ["one", "A fine answer."]
+
+
+def test_a_device_that_is_gone_ends_the_conversation() -> None:
+    def fail() -> None:
+        raise DeviceLostError("GPU: it computes no more; start anew")
+
+    with pytest.raises(DeviceLostError):
+        talk(FakeLLM(before_step=fail), "hello", "and now?")
 
 
 def test_answer_cut_by_max_tokens_says_so(capsys: pytest.CaptureFixture[str]) -> None:

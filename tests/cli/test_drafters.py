@@ -61,11 +61,15 @@ def test_auto_is_not_the_default_where_drafts_might_change_texts(
 @pytest.mark.parametrize(
     ("options", "hint"),
     [
-        (("--speculative-config.method", "ngram"), "name it with --for"),
-        (("--no-speculation",), "--no-speculation: nothing is written here"),
+        (("--speculative-config.method", "ngram"), "--speculative-config: given without a model"),
+        (("--no-speculation",), "--no-speculation: given without a model"),
+        (
+            ("--dtype", "float32", "--seed", "3"),
+            "--dtype, --seed: given without a model, to which it applies; name one",
+        ),
     ],
 )
-def test_a_drafter_without_a_model_is_refused(
+def test_engine_options_without_a_model_are_refused(
     options: tuple[str, ...], hint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["drafters", *options]) == 2

@@ -66,6 +66,15 @@ def test_llm_gets_the_engine_options(pulled: list[str], monkeypatch: pytest.Monk
     assert calls == [("./folder", EngineOptions(seed=3).settings())]
 
 
+def test_a_model_with_brackets_in_its_name_is_loaded_under_that_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
+    with loading.spinner("Loading a[bold]/[/b]"):
+        pass
+    assert "Loading a[bold]/[/b]" in capsys.readouterr().err
+
+
 def test_bars_take_every_stage_of_a_pull() -> None:
     with loading.pull_bars() as report:
         for progress in (Progress("wait"), Progress("download", 1, 2), Progress("check", 2, 2), Progress("convert")):

@@ -1,12 +1,36 @@
-"""What commands show of a measurement's progress."""
+"""What commands show: texts as they are, and a measurement's progress."""
 
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
+import pytest
 from rich.console import Console
+from rich.table import Table
 
-from forerun.cli.output import bar
+from forerun.cli import output
+from forerun.cli.output import bar, plain_console, status
+
+ODD = "a [red]b[/x] :heart:"
+"""What rich takes for markup, for a mistake in it, and for an emoji."""
+
+
+def test_brackets_and_colons_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    table = Table(ODD, title=ODD)
+    table.add_row(ODD)
+    plain_console().print(ODD, table)
+    assert capsys.readouterr().out.count(ODD) == 4
+
+
+def test_no_command_has_a_console_of_its_own() -> None:
+    folder = Path(output.__file__).parent
+    assert [path.name for path in folder.glob("*.py") if "Console(" in path.read_text()] == ["output.py"]
+
+
+def test_a_line_of_progress_may_hold_brackets() -> None:
+    with status() as progress:
+        progress(ODD)
 
 
 def test_a_bar_shows_how_much_is_done_and_what_is_measured() -> None:

@@ -112,7 +112,7 @@ def test_pools_of_another_model_are_not_taken_in(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["show", "nowhere"], "which is not there"),
+        (["show", "nowhere"], "PATH: got nowhere, which is not there"),
         (["export", "{model}", "x.pools", "--pools-folder", "nowhere"], "no pools of"),
         (["import", "{model}", "x.pools", "--pools-folder", "nowhere"], "x.pools: there is no such file"),
         (["export", "{model}", "no/x.pools", "--pools-folder", "nowhere"], "give a file in a folder that exists"),

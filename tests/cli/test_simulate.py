@@ -170,6 +170,14 @@ def test_rates_may_change(folder, capsys, arrivals):
         (("--load", "rate=0,isl=1,osl=1"), "rate=0"),
         ((*LOAD, "--rate", 3), "rate: given with --load"),
         ((*LOAD, "--burst-factor", 3), "burst_factor: given with --arrivals steady"),
+        (
+            (*LOAD, "--arrivals", "bursts", "--burst-factor=-5"),
+            "burst_factor: got -5; must be a finite number, at least 0",
+        ),
+        (
+            (*LOAD, "--arrivals", "day", "--day-seconds", 1e300),
+            "arrivals: got 1e+301 requests until the rate begins again; must be at most 1e+15",
+        ),
         ((*LOAD, "--time-scale", 3), "time_scale: given with --load"),
         (("--trace", "x.jsonl", "--num-requests", 3), "num_requests: given with --trace"),
         (("--trace", "x.jsonl"), "x.jsonl: No such file"),

@@ -13,6 +13,7 @@ import pytest
 from filelock import FileLock
 from rich.console import Console
 
+from forerun.cli import loading
 from forerun.cli import train as command
 from forerun.cli.app import INTERRUPTED, main
 from forerun.cli.train import stage_bars
@@ -44,6 +45,14 @@ def done(tmp_path: Path) -> list[str]:
 def test_a_budget_that_is_no_duration_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "m", "--output", "o", f"--budget={text}"]) == 2
     assert f"got {text!r}; must be a time above 0 with its units, e.g. 90s, 10m or 1h30m" in capsys.readouterr().err
+
+
+def test_a_mistake_is_refused_before_a_model_is_pulled(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(loading, "pull_if_needed", lambda model: pytest.fail("pulled"))
+    assert main(["train", "m", "--output", "o", "--budget", "3h", "--layout", "x"]) == 2
+    assert "--layout: got 'x'" in capsys.readouterr().err
 
 
 @needs_kernels

@@ -55,6 +55,7 @@ def test_custom_class_by_the_class_itself():
     ("given", "hint"),
     [
         ({"method": "ngramm", "num_speculative_tokens": 5}, "did you mean 'ngram'"),
+        ({"method": ["ngram"], "num_speculative_tokens": 5}, "unknown method ['ngram']"),
         ({"num_speculative_tokens": 5}, "'method' is missing"),
         ({"methods": "ngram"}, "unknown key 'methods'; did you mean 'method'"),
         (NGRAM | {"prompt_lookup_maximum": 4}, "did you mean 'prompt_lookup_max'"),
@@ -67,6 +68,7 @@ def test_custom_class_by_the_class_itself():
         (NGRAM | {"rejection_sample_method": "strict"}, "write 'standard'"),
         (NGRAM | {"rejection_sample_method": "probabilistic"}, "write 'standard'"),
         (NGRAM | {"rejection_sample_method": "matchin"}, "did you mean 'matching'"),
+        (NGRAM | {"rejection_sample_method": ["block"]}, "rejection_sample_method: got ['block']"),
         (
             NGRAM | {"suffix_decoding_max_tree_depth": 4},
             "unknown key 'suffix_decoding_max_tree_depth' for method 'ngram'",

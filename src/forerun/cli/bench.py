@@ -19,7 +19,7 @@ from forerun.cli.bench_interruption import until_interrupted
 from forerun.cli.bench_replay import replay
 from forerun.cli.bench_serve import serve
 from forerun.cli.options import REPORT, WORKLOAD, EngineOptions, ReportOptions
-from forerun.cli.output import speculation_json, speculation_rows, status
+from forerun.cli.output import plain_console, speculation_json, speculation_rows, status
 
 if TYPE_CHECKING:
     from forerun import LLM
@@ -111,7 +111,7 @@ def curve(
                 print("interrupted: the drafter was not measured", file=sys.stderr)
                 is_interrupted = True
     if not report.json_output:
-        _show_curve(found, drafting, Console(highlight=False))
+        _show_curve(found, drafting, plain_console())
     costs = {"drafting": None if drafting is None else drafting.to_json()}
     report.write({**found.to_json(), **costs, "interrupted": is_interrupted})
     if is_interrupted:
@@ -137,7 +137,7 @@ def latency(
     with status() as progress:
         result, is_interrupted = until_interrupted(partial(measure_latency, llm, workload, progress=progress))
     if not report.json_output:
-        _show_latency(result, Console(highlight=False))
+        _show_latency(result, plain_console())
     report.write({**result.to_json(), **_circumstances(llm, result.speculation), "interrupted": is_interrupted})
     if is_interrupted:
         raise KeyboardInterrupt
@@ -165,7 +165,7 @@ def throughput(
     measure = partial(measure_throughput, llm, workload, requests, use_tqdm=sys.stderr.isatty())
     result, is_interrupted = until_interrupted(measure)
     if not report.json_output:
-        _show_throughput(result, Console(highlight=False))
+        _show_throughput(result, plain_console())
     report.write({**result.to_json(), **_circumstances(llm, result.speculation), "interrupted": is_interrupted})
     if is_interrupted:
         raise KeyboardInterrupt

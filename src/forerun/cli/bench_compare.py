@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import Parameter
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -16,8 +15,8 @@ from forerun.bench.workloads import ComparisonWorkload
 from forerun.cli import loading
 from forerun.cli.bench_interruption import until_interrupted
 from forerun.cli.input_files import Prompt, read_kinds, read_yaml
-from forerun.cli.options import REPORT, WORKLOAD, EngineOptions, ReportOptions, check_picture
-from forerun.cli.output import speculation_json, status
+from forerun.cli.options import REPORT, WORKLOAD, EngineOptions, Paths, ReportOptions, check_picture
+from forerun.cli.output import plain_console, speculation_json, status
 from forerun.core.stats import PHASES
 from forerun.engine.stats import drafters_line
 from forerun.errors import ConfigError, ForerunError
@@ -36,7 +35,7 @@ def compare(
     model: str,
     *,
     configs: Path,
-    prompts: Annotated[list[Path] | None, Parameter(consume_multiple=True, negative=())] = None,
+    prompts: Paths = None,
     picture: Path | None = None,
     workload: Annotated[ComparisonWorkload, WORKLOAD] = COMPARISON,
     report: ReportOptions = REPORT,
@@ -72,7 +71,7 @@ def compare(
         measure = partial(measure_comparison, target, settings, named, token_ids, workload, judge=is_near_tie)
         found, is_interrupted = until_interrupted(partial(measure, progress=progress))
     if not report.json_output:
-        _show(found, Console(highlight=False))
+        _show(found, plain_console())
     report.write({**as_json(found), "interrupted": is_interrupted})
     if picture is not None:
         from forerun.bench.picture import draw_comparison  # matplotlib: only when it is needed
@@ -177,7 +176,7 @@ def _table(title: str, found: Comparison, cells: Callable[[Outcome], dict[str, s
         table.add_section()
         table.add_row(Text(kind, style="bold"))
         for outcome in outcomes:
-            table.add_row(Text(f"  {outcome.name}"), *cells(outcome).values())
+            table.add_row(f"  {outcome.name}", *cells(outcome).values())
     return table
 
 

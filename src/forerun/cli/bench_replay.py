@@ -15,8 +15,8 @@ from rich.text import Text
 from forerun.cli import loading
 from forerun.cli.bench_compare import read_configs
 from forerun.cli.input_files import Prompt, read_kinds
-from forerun.cli.options import REPORT, EngineOptions, ReportOptions
-from forerun.cli.output import resumable, speculation_json, status
+from forerun.cli.options import REPORT, EngineOptions, Paths, ReportOptions
+from forerun.cli.output import plain_console, resumable, speculation_json, status
 from forerun.core.writable import check_writable_file
 from forerun.errors import ConfigError, ModelError
 from forerun.models import store
@@ -57,7 +57,7 @@ class RecordingOptions:
 
     model: str | None = None
     """A folder, a .gguf file, a known name (see "forerun models list") or a hub id org/name."""
-    prompts: Annotated[list[Path] | None, Parameter(consume_multiple=True, negative=())] = None
+    prompts: Paths = None
     """Files, each a kind of prompts, as in "forerun bench compare"; by default built-in ones."""
     max_tokens: int | None = None
     """Tokens of each text, at most; by default 256."""
@@ -106,6 +106,8 @@ def replay(
     from forerun.bench.recording import read_recording  # torch: only when it is needed
     from forerun.bench.replay import judge_recording
 
+    if engine.seed != ENGINE.seed:
+        raise ConfigError("--seed: each text has the number of its prompt as its seed; leave it out")
     named, pass_costs = read_configs(configs), _read_costs(costs)
     if texts.exists():
         found = read_recording(texts)
@@ -120,7 +122,7 @@ def replay(
             f"replay: {texts} has no text of two tokens or more, so that nothing can be drafted; record others"
         )
     if not report.json_output:
-        _show(found, outcomes, Console(highlight=False, markup=False))
+        _show(found, outcomes, plain_console())
     report.write(
         {
             "model": found.info.model,
@@ -263,7 +265,7 @@ def _show(recording: Recording, outcomes: Sequence[ReplayOutcome], console: Cons
             table.add_section()
             table.add_row(Text(f"{one.kind} ({one.num_texts})", style="bold"))
         table.add_row(
-            Text(f"  {one.name}"),
+            f"  {one.name}",
             f"{one.tokens_per_step:.2f}",
             f"{one.rows_per_step:.2f}",
             f"{one.speed_up:.2f}",

@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 from cyclopts import Group, Parameter
@@ -17,12 +17,9 @@ from cyclopts import Group, Parameter
 from forerun.bench.energy import POWERCAP
 from forerun.bench.load.answer import GOODPUT_METRICS, METRICS
 from forerun.bench.load.workload import Backend
-from forerun.cli.options import check_picture
+from forerun.cli.options import Flag, Words, check_picture
 from forerun.core.writable import check_writable_file, check_writable_folder
 from forerun.errors import ConfigError, did_you_mean
-
-Words = Annotated[list[str] | None, Parameter(consume_multiple=True, negative=())]
-Flag = Annotated[bool, Parameter(negative=())]
 
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8000
 LOOPBACK = ("localhost", "::1", "0.0.0.0", "::")

@@ -16,7 +16,7 @@ from forerun.cli.command import command
 from forerun.cli.options import EngineOptions, SamplingOptions
 from forerun.cli.output import Answer, read_answer, speculation_rows
 from forerun.core.outputs import StreamDelta
-from forerun.errors import ForerunError, did_you_mean
+from forerun.errors import ForerunError, WorkerError, did_you_mean
 
 if TYPE_CHECKING:
     from forerun import LLM, SamplingParams
@@ -135,6 +135,8 @@ class Conversation:
             print(self._remark(answer))
         except KeyboardInterrupt:
             print(" [stopped]")
+        except WorkerError:
+            raise  # no question can be answered any more
         except ForerunError as error:
             print(f"error: {error} (/reset forgets the conversation)", file=sys.stderr)
         if "".join(parts):

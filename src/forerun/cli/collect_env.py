@@ -16,6 +16,7 @@ from forerun.cli.command import command
 from forerun.cli.loading import spinner
 from forerun.cli.options import JsonFlag
 from forerun.core.cache_folder import cache_folder
+from forerun.core.cpu_name import describe_processor
 from forerun.errors import ForerunError
 from forerun.models import store
 
@@ -104,11 +105,11 @@ def _system() -> dict[str, str]:
 
 
 def _cpu() -> dict[str, Any]:
-    """Name, cores and instruction sets, from /proc/cpuinfo on Linux."""
+    """Name, cores and instruction sets."""
     fields = _colon_lines(Path("/proc/cpuinfo"))
     flags = (fields.get("flags") or fields.get("Features") or "").split()
     return {
-        "name": fields.get("model name") or platform.processor() or "unknown",
+        "name": describe_processor(),
         "logical_cores": os.cpu_count(),
         "instruction_sets": " ".join(sorted(CPU_FLAGS.intersection(flags))) or "unknown",
     }

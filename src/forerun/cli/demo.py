@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 import forerun
 from forerun.cli import loading
 from forerun.cli.command import command
 from forerun.cli.options import EngineOptions, JsonFlag
-from forerun.cli.output import Answer, Show, hide, read_answer, speculation_json, speculation_rows
+from forerun.cli.output import Answer, Show, hide, plain_console, read_answer, speculation_json, speculation_rows
 from forerun.core.outputs import Origin, StreamDelta
 from forerun.core.stats import SpeculationStats
 from forerun.server.origins import TokenSpans
@@ -30,7 +31,7 @@ WARM_UP_TOKENS = 16
 TEXTS_DIFFER = 1
 
 ACCEPTED_STYLE = "bold green"
-LEGEND = f"[{ACCEPTED_STYLE}]accepted draft tokens[/], the target's own tokens"
+LEGEND = Text.assemble(("accepted draft tokens", ACCEPTED_STYLE), ", the target's own tokens")
 
 PROMPT = """```python
 class Shelf:
@@ -97,7 +98,7 @@ def demo(
     """
     options = engine.with_default_speculation(DEFAULT_SPECULATION, need="the demo shows what drafts gain")
     llm = loading.load_llm(model, options)
-    console = Console(quiet=json_output, highlight=False)
+    console = plain_console(quiet=json_output)
     comparison = compare(llm, console, max_tokens=max_tokens)
     if json_output:
         print(json.dumps({"model": model} | as_json(comparison, llm.speculative.describe())))

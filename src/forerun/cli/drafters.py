@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from forerun.cli import loading
 from forerun.cli.command import command
 from forerun.cli.options import EngineOptions, JsonFlag
+from forerun.cli.output import plain_console
 from forerun.drafters.registry import DRAFTERS
 from forerun.errors import ConfigError
 
@@ -46,22 +47,24 @@ def drafters(
     if model is not None:
         _show_choices(model, engine, json_output=json_output)
         return
-    if engine.no_speculation:
-        raise ConfigError("--no-speculation: nothing is written here, with drafts or without; leave it out")
-    if engine.names_drafter:
-        raise ConfigError("--speculative-config: is about one model; name it with --for")
+    given = [field.name for field in fields(engine) if getattr(engine, field.name) != getattr(ENGINE, field.name)]
+    if given:
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise ConfigError(
+            f"{options}: given without a model, to which it applies; name one with --for, or leave it out"
+        )
     if json_output:
         print(json.dumps({method: asdict(row.info) for method, row in DRAFTERS.items()}))
         return
     table = Table.grid(padding=(0, 2))
     for method, row in DRAFTERS.items():
         info = row.info
-        table.add_row(f"[bold]{method}[/]", "bets on", info.bets_on)
-        for name, value in (("training", info.training), ("trees", info.trees), ("loads", info.files)):
-            table.add_row("", f"[dim]{name}[/]", value)
-        table.add_row("", "[dim]paper[/]", info.paper, end_section=True)
+        table.add_row(Text(method, style="bold"), "bets on", info.bets_on)
+        others = {"training": info.training, "trees": info.trees, "loads": info.files, "paper": info.paper}
+        for name, value in others.items():
+            table.add_row("", Text(name, style="dim"), value)
         table.add_row()
-    Console(highlight=False).print(table)
+    plain_console().print(table)
 
 
 def _show_choices(model: str, engine: EngineOptions, *, json_output: bool) -> None:
@@ -72,7 +75,7 @@ def _show_choices(model: str, engine: EngineOptions, *, json_output: bool) -> No
         default = "auto" if llm.is_batch_invariant else None
         print(json.dumps({"model": model, "default": default, "auto": [asdict(choice) for choice in choices]}))
         return
-    console = Console(highlight=False)
+    console = plain_console()
     console.print(_choices_table(choices))
     console.print(
         "auto is the default here: drafts change no text in any bit"
@@ -84,5 +87,6 @@ def _show_choices(model: str, engine: EngineOptions, *, json_output: bool) -> No
 def _choices_table(choices: Sequence[Choice]) -> Table:
     table = Table.grid(padding=(0, 2))
     for choice in choices:
-        table.add_row(f"[bold]{choice.method}[/]", "used" if choice.is_used else "[dim]not used[/]", choice.why)
+        used = Text("used") if choice.is_used else Text("not used", style="dim")
+        table.add_row(Text(choice.method, style="bold"), used, choice.why)
     return table

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
-from rich.console import Console
 
 from forerun.cli.command import command
-from forerun.cli.options import parse_speculation
+from forerun.cli.options import Flag, parse_speculation
 from forerun.core.writable import check_writable_folder
 from forerun.errors import ConfigError
 from forerun.plan.deployment_plan import DeploymentPlan
@@ -36,7 +36,7 @@ def emit(
         dict[str, Any] | str | None,
         Parameter(converter=parse_speculation, accepts_keys=True, json_dict=False, n_tokens=1),
     ] = None,
-    no_speculation: Annotated[bool, Parameter(negative=())] = False,
+    no_speculation: Flag = False,
 ) -> None:
     """Write the files that start what `forerun plan` has planned, for forerun or for another system.
 
@@ -77,9 +77,8 @@ def emit(
         _print(emission)
     else:
         _write(emission, output)
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
     for note in notes:
-        console.print(f"note: {note}", markup=False)
+        print(f"note: {note}", file=sys.stderr)
 
 
 def _check_known(config: dict[str, Any] | None) -> None:

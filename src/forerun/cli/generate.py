@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from forerun.cli import loading
 from forerun.cli.command import command
-from forerun.cli.options import EngineOptions, JsonFlag, SamplingOptions
+from forerun.cli.options import EngineOptions, Flag, JsonFlag, SamplingOptions
 from forerun.cli.output import Answer, hide, read_answer, speculation_json
 from forerun.core.outputs import StreamDelta
 from forerun.errors import RequestError
@@ -29,7 +29,7 @@ def generate(
     /,
     *,
     from_stdin: StdinFlag = False,
-    chat: Annotated[bool, Parameter(negative=())] = False,
+    chat: Flag = False,
     stream: bool = True,
     json_output: JsonFlag = False,
     sampling: SamplingOptions = SAMPLING,

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 import forerun
 from forerun.cli.options import EngineOptions
+from forerun.cli.output import plain_console
 from forerun.core.cache_folder import cache_folder
 from forerun.deploy.disaggregated.options import PrefillOptions
 from forerun.models import download, store
@@ -63,7 +65,7 @@ def pull_if_needed(model: str) -> None:
     state = store.ModelStore().state(model)
     if state == "ready":
         return
-    Console(stderr=True).print(f"model {model} is {state} in {cache_folder()}: pulling it", highlight=False)
+    print(f"model {model} is {state} in {cache_folder()}: pulling it", file=sys.stderr)
     pull(model)
 
 
@@ -76,11 +78,11 @@ def pull(name: str) -> Path:
 @contextmanager
 def spinner(text: str) -> Iterator[None]:
     """Show a spinner with `text` while the block runs, if stderr is a terminal."""
-    console = Console(stderr=True)
+    console = plain_console(stderr=True)
     if not console.is_terminal:
         yield
         return
-    with console.status(text):
+    with console.status(Text(text)):  # of a text alone rich would read markup here, too
         yield
 
 
@@ -101,7 +103,7 @@ def without_collections() -> Iterator[None]:
 @contextmanager
 def pull_bars() -> Iterator[download.Report]:
     """Show one bar per stage of a pull, if stderr is a terminal."""
-    console = Console(stderr=True)
+    console = plain_console(stderr=True)
     columns = (
         TextColumn("{task.description:<12}"),
         BarColumn(),

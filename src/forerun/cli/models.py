@@ -7,13 +7,12 @@ from dataclasses import asdict
 from typing import Annotated, Any
 
 from cyclopts import App, Parameter
-from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Column, Table
 
 from forerun.cli import loading
 from forerun.cli.options import JsonFlag
-from forerun.cli.output import table_width
+from forerun.cli.output import plain_console, table_width
 from forerun.errors import ModelError
 from forerun.models import store
 from forerun.models.store import StoredModel
@@ -56,7 +55,7 @@ def list_models(*, json_output: JsonFlag = False) -> None:
     table = Table(name, "model", "licence", "size", "state", "weights", box=None)
     for row in rows:
         table.add_row(row.name, row.title, row.licence, decimal(row.size_bytes), row.state, row.weights)
-    Console(width=table_width()).print(table)
+    plain_console(width=table_width()).print(table)
 
 
 @models.command

@@ -24,6 +24,15 @@ DEFAULT_SPECULATION = "default"
 PICTURE_FORMATS = (".png", ".svg", ".pdf")
 SECONDS_PER_UNIT = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
+Flag = Annotated[bool, Parameter(negative=())]
+"""What is done only where the option is given."""
+
+Words = Annotated[list[str] | None, Parameter(consume_multiple=True, negative=())]
+"""Any number of texts behind the option."""
+
+Paths = Annotated[list[Path] | None, Parameter(consume_multiple=True, negative=())]
+"""Any number of files or folders behind the option."""
+
 JsonFlag = Annotated[bool, Parameter(name="--json", negative=(), show_default=False)]
 """Print one line of JSON for machines, and nothing else, on standard output."""
 
@@ -114,7 +123,7 @@ class EngineOptions:
     ] = DEFAULT_SPECULATION
     """How to draft: auto, a JSON object, or one option per key such as --speculative-config.method suffix. By default
     auto where drafts cannot change any text in any bit (forerun's own kernels), elsewhere not at all."""
-    no_speculation: Annotated[bool, Parameter(negative=())] = False
+    no_speculation: Flag = False
     """Draft nothing: decode plainly."""
     kv_transfer_config: Annotated[
         dict[str, Any] | None,
@@ -233,7 +242,7 @@ class SamplingOptions:
     """Tokens to write before the text may end."""
     stop: Annotated[list[str] | None, Parameter(negative=())] = None
     """End the text where this string appears; may be given several times."""
-    ignore_eos: Annotated[bool, Parameter(negative=())] = False
+    ignore_eos: Flag = False
     """Write on after the model's end-of-text token."""
 
     def params(self) -> SamplingParams:

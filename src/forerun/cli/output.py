@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import rich.progress
 from rich.console import Console
+from rich.text import Text
 
 from forerun.bench.instruments import Progress
 from forerun.core.outputs import StreamDelta
@@ -25,6 +26,11 @@ WIDTH = 120
 def table_width() -> int | None:
     """Columns for tables: None for as many as the terminal has, plenty where there is none."""
     return None if sys.stdout.isatty() else WIDTH
+
+
+def plain_console(*, stderr: bool = False, width: int | None = None, quiet: bool = False) -> Console:
+    """A console that shows texts as they are: names, paths and prompts may hold what rich takes for markup or for an emoji."""
+    return Console(stderr=stderr, width=width, quiet=quiet, highlight=False, markup=False, emoji=False)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -165,7 +171,7 @@ class Bar:
 @contextmanager
 def bar(console: Console | None = None) -> Iterator[Bar]:
     """Show a measurement's progress as a bar with the time left, on stderr, if that is a terminal."""
-    console = Console(stderr=True, highlight=False) if console is None else console
+    console = plain_console(stderr=True) if console is None else console
     columns = (
         rich.progress.SpinnerColumn(),
         rich.progress.BarColumn(),
@@ -180,5 +186,5 @@ def bar(console: Console | None = None) -> Iterator[Bar]:
 @contextmanager
 def status() -> Iterator[Progress]:
     """Show how far a measurement is on one line of stderr, if that is a terminal."""
-    with Console(stderr=True, highlight=False).status("starting") as shown:
-        yield shown.update
+    with plain_console(stderr=True).status("starting") as shown:
+        yield lambda line: shown.update(Text(line))  # of a text alone rich would read markup here, too

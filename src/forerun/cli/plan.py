@@ -13,7 +13,7 @@ from rich.table import Table
 
 from forerun.cli.command import command
 from forerun.cli.options import REPORT, ReportOptions
-from forerun.cli.output import status
+from forerun.cli.output import plain_console, status
 from forerun.cli.plan_options import (
     CHOICE,
     CONFIRMATION,
@@ -129,7 +129,7 @@ def plan(
         draw_days(days, f"{known.model} on {known.machine}: {sla}", wanted, day.picture)
     report.write(found.to_json() | ({"days": [one.to_json() for one in days]} if days else {}))
     if not report.json_output:
-        console = Console(highlight=False, markup=False)
+        console = plain_console()
         _show(found, console)
         if days:
             console.print(_days_table(days))

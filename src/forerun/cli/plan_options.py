@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Group, Parameter
 
-from forerun.cli.options import check_picture
+from forerun.cli.options import Flag, check_picture
 from forerun.errors import ConfigError
 from forerun.plan.capacity import Routing
 from forerun.plan.corrections import AppliedCorrections
@@ -22,10 +22,12 @@ from forerun.plan.profile import Profile
 from forerun.plan.simulation.fleet import Transfer
 
 Layouts = Literal["aggregated", "disaggregated", "any"]
-Flag = Annotated[bool, Parameter(negative=())]
 
 PREDICTORS = ("constant", "ar", "kalman", HARMONIC)
 """What predicts a day's intervals where the user names nothing."""
+
+LEAST_FACTOR, MOST_FACTOR = 1e-3, 1e3
+"""Of the seconds of a step: no service that runs is further from its profile."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +47,11 @@ class CorrectionOptions:
         if self.observed and (self.time_factor, self.acceptance_factor) != (1.0, 1.0):
             raise ConfigError(
                 "observed: contradicts --time-factor and --acceptance-factor, which it learns; leave them out"
+            )
+        if not LEAST_FACTOR <= self.time_factor <= MOST_FACTOR:
+            raise ConfigError(
+                f"time_factor: got {self.time_factor:g}; must be from {LEAST_FACTOR:g} to {MOST_FACTOR:g}: profile on the machine that "
+                "serves, or leave it out"
             )
         if self.observed_config is not None and not self.observed:
             raise ConfigError("observed_config: given without --observed; leave it out, or give a load test")

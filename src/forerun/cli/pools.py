@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from cyclopts import App, Parameter
-from rich.console import Console
+from cyclopts import App
 from rich.filesize import decimal
 from rich.table import Table
 
-from forerun.cli.options import JsonFlag
+from forerun.cli.options import Flag, JsonFlag
+from forerun.cli.output import plain_console
 from forerun.core.writable import check_writable_file
 from forerun.errors import ConfigError
 from forerun.models import store
@@ -31,8 +31,6 @@ pools = App(
         "  forerun pools import smollm2-135m warm.pools --pools-folder ~/pools"
     ),
 )
-
-Flag = Annotated[bool, Parameter(negative=())]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +58,15 @@ def show(path: Path, /, *, json_output: JsonFlag = False) -> None:
     if problems and not path.is_dir():
         raise ConfigError(problems[0])
     if json_output:
-        print(json.dumps({"pools": [_as_json(row) for row in rows], "unusable": problems}))
+        print(json.dumps({"pools": [asdict(row) for row in rows], "unusable": problems}))
         return
     table = Table("file", "model", "kind", "salts", "size", box=None)
     for row in rows:
         table.add_row(row.file, row.model, row.kind, str(row.num_salts), decimal(row.num_bytes))
-    console = Console(markup=False, emoji=False)
+    console = plain_console()
     console.print(table)
     for problem in problems:
-        console.print(f"unusable: {problem}", highlight=False)
+        console.print(f"unusable: {problem}")
 
 
 @pools.command
@@ -144,7 +142,7 @@ def _rows(path: Path) -> tuple[list[Row], list[str]]:
     from forerun.drafters.pool_files import PoolFileError, read_pools
 
     if not path.exists():
-        raise ConfigError(f"got {path}, which is not there; give a folder or a file of pools")
+        raise ConfigError(f"PATH: got {path}, which is not there; give a folder or a file of pools")
     rows: list[Row] = []
     problems: list[str] = []
     for file in sorted(path.glob("*.pools")) if path.is_dir() else [path]:
@@ -158,7 +156,3 @@ def _rows(path: Path) -> tuple[list[Row], list[str]]:
             num_salts = sum(salt is not None for salt in sections)
             rows.append(Row(str(file), saved.model.name, saved.model.fingerprint, kind, num_salts, num_bytes))
     return rows, problems
-
-
-def _as_json(row: Row) -> dict[str, Any]:
-    return {name: getattr(row, name) for name in Row.__dataclass_fields__}

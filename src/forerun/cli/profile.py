@@ -22,8 +22,8 @@ from forerun.cli.bench import parse_numbers
 from forerun.cli.bench_compare import read_configs
 from forerun.cli.command import command
 from forerun.cli.input_files import Prompt, read_kinds
-from forerun.cli.options import SPECULATIVE_OPTIONS, Duration, EngineOptions, JsonFlag
-from forerun.cli.output import bar, resumable
+from forerun.cli.options import SPECULATIVE_OPTIONS, Duration, EngineOptions, Flag, JsonFlag, Paths
+from forerun.cli.output import bar, plain_console, resumable
 from forerun.errors import ConfigError
 from forerun.plan.profile import PROFILE_FILE, SERVERS_KERNELS
 
@@ -99,7 +99,7 @@ class ServerOptions:
     --quantization and --tensor-parallel-size then say how it was started. OPENAI_API_KEY of the environment is its key."""
     num_kv_tokens: int | None = None
     """Tokens that its KV memory holds, where its metrics do not say so."""
-    merge: Annotated[list[Path] | None, Parameter(consume_multiple=True, negative=())] = None
+    merge: Paths = None
     """Finished profiles of one server, started with another way to draft each time: put them into one folder, and measure nothing."""
 
     def __post_init__(self) -> None:
@@ -117,7 +117,7 @@ class DrafterOptions:
 
     configs: Path | None = None
     """A YAML or JSON file of configurations to profile, as of "forerun bench compare"; by default suffix and auto."""
-    prompts: Annotated[list[Path] | None, Parameter(consume_multiple=True, negative=())] = None
+    prompts: Paths = None
     """Files, each a class of prompts, as in "forerun bench compare"; by default built-in ones."""
     temperature: float = 0.0
     """Of the answers that drafters are judged by."""
@@ -141,7 +141,7 @@ def profile(
     /,
     *,
     output_dir: Path | None = None,
-    overwrite: Annotated[bool, Parameter(negative=())] = False,
+    overwrite: Flag = False,
     json_output: JsonFlag = False,
     drafters: Annotated[DrafterOptions, Parameter(name="*", group=Group("Drafters", sort_key=2))] = DRAFTERS,
     grid: GridOptions = GRID,
@@ -215,7 +215,7 @@ def profile(
     if json_output:
         print(json.dumps(json.loads((folder / PROFILE_FILE).read_text(encoding="utf-8"))))
     else:
-        _show(found, folder, Console(highlight=False))
+        _show(found, folder, plain_console())
 
 
 def _default_folder(model: str) -> Path:
@@ -363,4 +363,4 @@ def _show(found: Profile, folder: Path, console: Console) -> None:
         console.print(
             f"the model of step times is off by {times.error.median:.1%} (median), {times.error.p95:.1%} (p95)"
         )
-    console.print(f"written to {folder}")
+    console.print(f"written to {folder}", soft_wrap=True)  # a path is not broken in two

@@ -17,6 +17,7 @@ from rich.table import Table
 
 from forerun.cli.command import command
 from forerun.cli.options import REPORT, ReportOptions, check_picture
+from forerun.cli.output import plain_console
 from forerun.core.writable import check_writable_file
 from forerun.errors import ConfigError, ForerunError
 from forerun.plan.load import Load, parse_load
@@ -39,6 +40,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 Arrivals = Literal["steady", "bursts", "day"]
+
+MOST_REQUESTS = 1e15
+"""Of a day, or from one burst to the next: as many as can be counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +115,13 @@ class RequestOptions:
         for name in ("time_scale", "piece_size"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name}: got {getattr(self, name):g}; must be above 0")
+        if not 0.0 <= self.burst_factor < math.inf:
+            raise ConfigError(f"burst_factor: got {self.burst_factor:g}; must be a finite number, at least 0")
+        if self.arrivals != "steady" and not self.pattern().requests_per_round <= MOST_REQUESTS:
+            raise ConfigError(
+                f"arrivals: got {self.pattern().requests_per_round:.3g} requests until the rate begins again; must be at most "
+                f"{MOST_REQUESTS:g}: give a lower rate, or a smaller --burst-every or --day-seconds"
+            )
 
     def _refuse(self, names: tuple[str, ...], *, useless: bool, where: str) -> None:
         """Refuse options that would be ignored."""
@@ -325,7 +336,7 @@ def simulate(
         draw_simulation(found, title, result.plot, num_blocks=engine.settings.num_blocks, sla=sla)
     report.write(document)
     if not report.json_output:
-        _show(found, sla, Console(highlight=False))
+        _show(found, sla, plain_console())
 
 
 def _requests(options: RequestOptions, profile: Profile, engine: ProfiledEngine, seed: int) -> list[SimulatedRequest]:

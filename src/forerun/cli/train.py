@@ -17,17 +17,14 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from forerun.cli import loading
 from forerun.cli.command import command
-from forerun.cli.options import Duration, JsonFlag
-from forerun.cli.output import resumable
+from forerun.cli.options import Duration, Flag, JsonFlag
+from forerun.cli.output import plain_console, resumable
 from forerun.train.torch_environment import set_torch_environment
 
 if TYPE_CHECKING:
     from forerun.train.estimates import Estimate
     from forerun.train.measuring import Measurement
     from forerun.train.run import Report, StageReport
-
-
-Flag = Annotated[bool, Parameter(negative=())]
 
 
 @Parameter(name="*")
@@ -105,13 +102,13 @@ def train(
             --speculative-config '{"method": "eagle3", "model": "head", "num_speculative_tokens": 3}'
     """
     set_torch_environment()
-    loading.pull_if_needed(model)
     from forerun.train.run import TrainingRun  # torch: only when it is needed
     from forerun.train.run_settings import RunSettings
 
     options = {field.name: getattr(training, field.name) for field in fields(training)}
     settings = RunSettings(model=model, output=output, **options)
-    console = Console(stderr=True, highlight=False)
+    loading.pull_if_needed(model)
+    console = plain_console(stderr=True)
     with resumable(lambda: not dry_run), stage_bars(console) as report, tempfile.TemporaryDirectory() as scratch:
         run = TrainingRun(replace(settings, output=Path(scratch) / "head") if dry_run else settings, report)
         with run.folder.held():
@@ -126,7 +123,7 @@ def train(
     if json_output:
         print(json.dumps({"head": str(output), **measured.to_json()}))
     else:
-        _show(Console(highlight=False, markup=False), output, measured)
+        _show(plain_console(), output, measured)
 
 
 def _show_estimate(console: Console, estimate: Estimate) -> None:

@@ -22,8 +22,8 @@ from forerun.cli import loading
 from forerun.cli.bench_compare import read_configs
 from forerun.cli.command import command
 from forerun.cli.input_files import read_prompts
-from forerun.cli.options import SPECULATIVE_OPTIONS, EngineOptions, JsonFlag
-from forerun.cli.output import resumable, status, table_width
+from forerun.cli.options import SPECULATIVE_OPTIONS, EngineOptions, Flag, JsonFlag, Words
+from forerun.cli.output import plain_console, resumable, status, table_width
 from forerun.errors import ConfigError
 from forerun.plan.profile import PROFILE_FILE
 
@@ -44,7 +44,6 @@ DEFAULT_LOAD = "concurrency=1"
 OF_THE_SPACE = ("model", "max_num_seqs", "max_num_batched_tokens", "quantization", *SPECULATIVE_OPTIONS)
 """Settings of the engine of which a tuning's folder says by other names what is tried."""
 
-Words = Annotated[list[str] | None, Parameter(consume_multiple=True, negative=())]
 Counts = Annotated[list[int], Parameter(consume_multiple=True, negative=())]
 
 
@@ -112,7 +111,7 @@ def tune(
     *,
     prompts: Path,
     output: Path,
-    dry_run: Annotated[bool, Parameter(negative=())] = False,
+    dry_run: Flag = False,
     json_output: JsonFlag = False,
     workload: WorkloadOptions = WORKLOAD,
     search: SearchOptions = SEARCH,
@@ -161,7 +160,7 @@ def tune(
     if known is not None:
         check_profile(known, settings.engine, settings.space.quantizations, load_target)
     folder = TuningFolder(output, _identity(settings, target, search.profile), begins=not dry_run)
-    console = Console(stderr=True, highlight=False)
+    console = plain_console(stderr=True)
     with nullcontext() if dry_run else folder.held(), resumable(lambda: not dry_run), status() as progress:
         tuner = Tuner(settings=settings, folder=folder, load_target=load_target, progress=progress, profile=known)
         if dry_run or not folder.seconds():
@@ -186,7 +185,7 @@ def tune(
     if json_output:
         print(json.dumps(document))
     else:
-        console = Console(highlight=False, markup=False, width=table_width())
+        console = plain_console(width=table_width())
         _show(report, folder.path / SERVE_FILE, picture, console)
 
 
@@ -395,4 +394,4 @@ def _show(report: TuningReport, config: Path, picture: Path | None, console: Con
     drawn = (
         "no picture: matplotlib is not installed (pip install 'forerun[bench]')" if picture is None else str(picture)
     )
-    console.print(f"forerun serve --config {config}\n{drawn}")
+    console.print(f"forerun serve --config {config}\n{drawn}", soft_wrap=True)  # a path is not broken in two

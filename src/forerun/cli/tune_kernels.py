@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
-from rich.console import Console
 
 from forerun.cli import loading
 from forerun.cli.command import command
@@ -116,4 +116,4 @@ def _show(found: TunedShape) -> None:
     outputs, inputs = found.shape
     gain = f"{found.gain:.0%} faster than the rule's" if found.gain else "the rule's"
     refused = f"; {found.num_refused} faster ones change a row's bits" if found.num_refused else ""
-    Console(stderr=True).print(f"{outputs} x {inputs}: {found.tiles} ({gain}{refused})", highlight=False)
+    print(f"{outputs} x {inputs}: {found.tiles} ({gain}{refused})", file=sys.stderr)

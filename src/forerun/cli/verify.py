@@ -14,6 +14,7 @@ from forerun.cli import loading
 from forerun.cli.command import command
 from forerun.cli.input_files import read_lines
 from forerun.cli.options import EngineOptions, JsonFlag
+from forerun.cli.output import plain_console, status
 from forerun.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -65,8 +66,7 @@ def verify(
         raise ConfigError("--no-speculation: verify checks what drafts do; leave it out")
     prompts = PROMPTS if prompts_file is None else read_lines(prompts_file)
     loading.pull_if_needed(model)
-    console = Console(stderr=True, highlight=False)
-    with console.status("starting") as status:
+    with status() as progress:
         report = prove(
             model,
             speculative_config=engine.asked_speculation(),
@@ -74,12 +74,12 @@ def verify(
             prompts=prompts,
             max_tokens=max_tokens,
             num_samples=num_samples,
-            progress=status.update,
+            progress=progress,
         )
     if json_output:
         print(json.dumps(report.as_json()))
     else:
-        show(report, Console(highlight=False, markup=False, emoji=False))  # prompts and tokens may hold anything
+        show(report, plain_console())
     return 0 if report.passed else FAILED
 
 

@@ -157,10 +157,10 @@ def _method(keys: Mapping[str, Any]) -> tuple[str, type[DrafterConfig] | CustomC
         method = today
     if method == "custom_class":
         return "custom_class", CustomConfig(drafter_class=_import_class(model))
-    if method in DRAFTERS:
-        config_class = DRAFTERS[str(method)].config_class
-        _check_model(str(method), model, takes_one="model" in field_names(config_class))
-        return str(method), config_class
+    if isinstance(method, str) and method in DRAFTERS:
+        config_class = DRAFTERS[method].config_class
+        _check_model(method, model, takes_one="model" in field_names(config_class))
+        return method, config_class
     choices = (*DRAFTERS, "custom_class")
     if method is None:
         for key in difflib.get_close_matches("method", map(str, keys), n=1):

@@ -11,6 +11,8 @@ import torch
 
 from forerun.config.device import check_triton, choose_device
 from forerun.config.vllm_arguments import without_vllms_own
+from forerun.core.finite_numbers import is_number
+from forerun.core.integers import check_integer, is_integer
 from forerun.errors import ConfigError, refuse_unknown_keys
 from forerun.ops.cuda.system import InstalledCuda
 
@@ -105,10 +107,10 @@ class EngineSettings:
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "tensor_parallel_size"):
-            self._need_positive(name)
-        for name in ("max_model_len", "kv_cache_memory_bytes", "num_gpu_blocks_override"):
-            if getattr(self, name) is not None:
-                self._need_positive(name)
+            check_integer(name, getattr(self, name), least=1)
+        for name, least in (("max_model_len", 2), ("kv_cache_memory_bytes", 1), ("num_gpu_blocks_override", 1)):
+            if (given := getattr(self, name)) is not None:
+                check_integer(name, given, least=least)
         self._check_types()
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
@@ -122,9 +124,9 @@ class EngineSettings:
             )
         if self.device_matmul not in DEVICE_MATMULS:
             raise ConfigError(f"device_matmul: got {self.device_matmul!r:.80}; may be {', '.join(DEVICE_MATMULS)}")
-        if not 0 < self.gpu_memory_utilization <= 1:
+        if not is_number(self.gpu_memory_utilization) or not 0 < self.gpu_memory_utilization <= 1:
             raise ConfigError(
-                f"gpu_memory_utilization: got {self.gpu_memory_utilization!r}; must be above 0 and at most 1"
+                f"gpu_memory_utilization: got {self.gpu_memory_utilization!r:.80}; must be above 0 and at most 1"
             )
         if self.trust_remote_code:
             raise ConfigError("trust_remote_code: got True; forerun runs no code from checkpoints; leave it out")
@@ -149,7 +151,7 @@ class EngineSettings:
         return tuple(sorted(set(self.cudagraph_capture_sizes)))
 
     def _check_types(self) -> None:
-        if not isinstance(self.seed, int) or isinstance(self.seed, bool):
+        if not is_integer(self.seed):
             raise ConfigError(f"seed: got {self.seed!r:.80}; must be an integer; leave it out for 0")
         if not isinstance(self.enable_prefix_caching, bool):
             raise ConfigError(f"enable_prefix_caching: got {self.enable_prefix_caching!r:.80}; may be True or False")
@@ -190,11 +192,6 @@ class EngineSettings:
                     f"dtype: got {self.dtype!r} with {name}={value!r}; may be auto or bfloat16; leave it out"
                 )
 
-    def _need_positive(self, name: str) -> None:
-        value = getattr(self, name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ConfigError(f"{name}: got {value!r}; must be an integer of 1 or more")
-
     def _need_path(self, name: str, what: str) -> None:
         value = getattr(self, name)
         if value is not None and not isinstance(value, (str, PathLike)):
@@ -202,14 +199,13 @@ class EngineSettings:
 
     @property
     def torch_dtype(self) -> torch.dtype | None:
-        """The dtype asked for; None for "auto"."""
-        if isinstance(self.dtype, torch.dtype):
-            return self.dtype
+        """The dtype asked for, by its name or as torch's own; None for "auto"."""
         if self.dtype == "auto":
             return None
-        if self.dtype not in DTYPES:
-            raise ConfigError(f"dtype: got {self.dtype!r}; may be auto, {', '.join(DTYPES)}")
-        return DTYPES[self.dtype]
+        name = str(self.dtype).removeprefix("torch.")
+        if name not in DTYPES:
+            raise ConfigError(f"dtype: got {self.dtype!r:.80}; may be auto, {', '.join(DTYPES)}")
+        return DTYPES[name]
 
     @property
     def torch_device(self) -> torch.device:

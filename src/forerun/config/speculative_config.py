@@ -10,6 +10,7 @@ from typing import Any
 
 from forerun.config.cost_profile import NOTHING_KEPT, CostProfile
 from forerun.config.drafter_config import KeyResolver, field_names, pick, read_keys, resolve_drafter
+from forerun.core.integers import check_integer, is_integer
 from forerun.core.sampling_params import GREEDY_BELOW
 from forerun.drafters.base import DrafterConfig, ExportsHiddenStates, NoDrafterConfig, RunsOnRanks
 from forerun.engine.adaptive import AdaptiveLength
@@ -124,7 +125,9 @@ def resolve_speculative(
         )
     keys = read_keys(given)
     given_tokens = keys.get("num_speculative_tokens")
-    _check_num_tokens(given_tokens)
+    if given_tokens is not None:
+        most = MAX_SPECULATIVE_TOKENS
+        check_integer("num_speculative_tokens", given_tokens, least=0, most=most, do="0 turns drafting off")
     verifier_class = VERIFIERS[_sample_method(keys.get("rejection_sample_method", "matching"))]
     verifier_keys = field_names(verifier_class)
     resolver = KeyResolver(
@@ -193,28 +196,13 @@ def merge_deprecated(
     return old
 
 
-def _check_num_tokens(value: Any) -> None:
-    if value is None:
-        return
-    if not _is_integer(value) or not 0 <= value <= MAX_SPECULATIVE_TOKENS:
-        raise ConfigError(
-            f"num_speculative_tokens: got {value!r}; must be an integer from 0 to {MAX_SPECULATIVE_TOKENS} (0 turns drafting off)"
-        )
-
-
-def _is_integer(value: Any) -> bool:
-    """Whether `value` is an integer; True and False are none here, whatever Python says."""
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
 def _sample_method(name: Any) -> str:
-    if name in REMOVED_SAMPLE_METHODS:
-        raise ConfigError(
-            f"rejection_sample_method: {name!r} is no longer a value; write {REMOVED_SAMPLE_METHODS[name]!r}"
-        )
-    if name not in VERIFIERS:
-        raise ConfigError(f"rejection_sample_method: got {name!r}{did_you_mean(str(name), VERIFIERS)}")
-    return str(name)
+    today = REMOVED_SAMPLE_METHODS.get(str(name))
+    if today is not None:
+        raise ConfigError(f"rejection_sample_method: {name!r} is no longer a value; write {today!r}")
+    if not isinstance(name, str) or name not in VERIFIERS:
+        raise ConfigError(f"rejection_sample_method: got {name!r:.80}{did_you_mean(str(name), VERIFIERS)}")
+    return name
 
 
 def _schedule(given: Any) -> Schedule:
@@ -226,7 +214,7 @@ def _schedule(given: Any) -> Schedule:
         raise ConfigError(f"{name}: got {given!r}; must be a non-empty list of [first, last, K]")
     entries: list[tuple[int, int, int]] = []
     for entry in given:
-        if not isinstance(entry, (list, tuple)) or len(entry) != 3 or not all(map(_is_integer, entry)):
+        if not isinstance(entry, (list, tuple)) or len(entry) != 3 or not all(map(is_integer, entry)):
             raise ConfigError(f"{name}: got {entry!r}; each entry must be three integers [first, last, K]")
         first, last, num_tokens = entry
         if first < 1 or last < first or num_tokens < 0:

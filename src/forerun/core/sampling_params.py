@@ -258,7 +258,7 @@ def _check_ranges(params: SamplingParams) -> None:
 
     integer("n", 1, f"an integer from 1 to {MOST_COMPLETIONS}")
     need(params.n <= MOST_COMPLETIONS, "n", f"at most {MOST_COMPLETIONS}")
-    number("temperature", 0.0, 1e6, "0 (greedy) or more")
+    number("temperature", 0.0, 1e6, "from 0 (greedy) to 1e6")
     number("top_p", 0.0, 1.0, "above 0 and at most 1 (1 turns it off)", above=True)
     integer("top_k", -1, "0 or -1 (off) or a positive integer")
     number("min_p", 0.0, 1.0, "from 0 (off) to 1")

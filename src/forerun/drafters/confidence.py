@@ -8,6 +8,7 @@ the same drafts in every run.
 
 from __future__ import annotations
 
+from forerun.core.finite_numbers import is_number
 from forerun.errors import ConfigError
 
 DEFAULT_THRESHOLD = 0.25
@@ -37,7 +38,7 @@ def check_threshold(
     value: float, *, default: float = DEFAULT_THRESHOLD, drafted_at_zero: str = "after any match"
 ) -> None:
     """Raise `ConfigError` unless `value` may be a `draft_confidence_threshold`; the error names the drafter's `default`."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 <= value <= 1.0:
+    if not is_number(value) or not 0.0 <= value <= 1.0:
         raise ConfigError(
             f"draft_confidence_threshold: got {value!r}; must be a number from 0 to 1; "
             f"0 drafts {drafted_at_zero}, leave it out for {default}"

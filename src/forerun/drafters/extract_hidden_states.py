@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from forerun.core.integers import is_integer
 from forerun.drafters.base import Drafter, NoDrafter, TargetInfo
 from forerun.errors import ConfigError, refuse_unknown_keys
 
@@ -38,7 +39,7 @@ class ExtractHiddenStatesConfig:
         if not isinstance(given, (list, tuple)) or not given:
             raise ConfigError(f"{LAYERS_KEY}: got {given!r:.80}; must be a list of layers, e.g. [2, 18, 34]")
         for layer in given:
-            if not isinstance(layer, int) or isinstance(layer, bool) or layer < 0:
+            if not is_integer(layer) or layer < 0:
                 raise ConfigError(f"{LAYERS_KEY}: got layer {layer!r:.80}; must be an integer of 0 or more")
         if len(set(given)) < len(given):
             raise ConfigError(f"{LAYERS_KEY}: got {given!r:.80}; each layer may be named once only")

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from forerun.core.draft import NO_DRAFT, Draft
+from forerun.core.integers import check_integer
 from forerun.core.sequence import Sequence
 from forerun.drafters.base import DraftContext, Drafter, DraftRequest, NgramLookup, TargetInfo
 from forerun.drafters.confidence import DEFAULT_THRESHOLD, check_threshold, confident_length
@@ -35,8 +36,10 @@ class NgramConfig:
     draft_confidence_threshold: float = DEFAULT_THRESHOLD
 
     def __post_init__(self) -> None:
-        _check_length("prompt_lookup_min", self.prompt_lookup_min)
-        _check_length("prompt_lookup_max", self.prompt_lookup_max)
+        for name in ("prompt_lookup_min", "prompt_lookup_max"):
+            if (length := getattr(self, name)) is not None:
+                other = f"leave it out for {DEFAULT_LENGTH} or the other bound"
+                check_integer(name, length, least=1, most=LONGEST_MATCH, do=other)
         check_threshold(self.draft_confidence_threshold)
         if self.shortest > self.longest:
             raise ConfigError(
@@ -62,15 +65,6 @@ class NgramConfig:
     def build(self, target: TargetInfo) -> Drafter:
         """Make the drafter."""
         return NgramDrafter(target, self)
-
-
-def _check_length(name: str, value: int | None) -> None:
-    if value is None:
-        return
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= LONGEST_MATCH:
-        raise ConfigError(
-            f"{name}: got {value!r}; must be an integer from 1 to {LONGEST_MATCH}; leave it out for {DEFAULT_LENGTH} or the other bound"
-        )
 
 
 class NgramIndex:

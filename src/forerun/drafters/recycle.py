@@ -13,6 +13,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from forerun.core.draft import NO_DRAFT, Draft
+from forerun.core.integers import check_integer
 from forerun.core.sequence import Sequence
 from forerun.drafters.base import DraftContext, Drafter, DraftRequest, Pool, TargetInfo, VerifiedRows
 from forerun.drafters.confidence import check_threshold
@@ -45,12 +46,12 @@ class RecycleConfig:
     draft_confidence_threshold: float = DEFAULT_THRESHOLD
 
     def __post_init__(self) -> None:
-        most = self.recycle_max_bytes
-        if not isinstance(most, int) or isinstance(most, bool) or most < 0:
-            raise ConfigError(
-                f"recycle_max_bytes: got {most!r}; must be an integer of 0 or more, a number of bytes; "
-                f"leave it out for {DEFAULT_MAX_BYTES}"
-            )
+        check_integer(
+            "recycle_max_bytes",
+            self.recycle_max_bytes,
+            least=0,
+            do=f"it is a number of bytes; leave it out for {DEFAULT_MAX_BYTES}",
+        )
         if not isinstance(self.recycle_tree, bool):
             raise ConfigError(f"recycle_tree: got {self.recycle_tree!r}; may be True or False; leave it out for True")
         check_threshold(

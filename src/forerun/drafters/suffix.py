@@ -16,6 +16,8 @@ from sys import getsizeof
 import numpy as np
 
 from forerun.core.draft import NO_DRAFT, Draft
+from forerun.core.finite_numbers import is_number
+from forerun.core.integers import check_integer
 from forerun.core.sequence import Sequence
 from forerun.drafters.base import DraftContext, Drafter, DraftRequest, Pool, PoolArrays, TargetInfo
 from forerun.drafters.confidence import DEFAULT_THRESHOLD, check_threshold
@@ -60,10 +62,10 @@ class SuffixConfig:
     draft_confidence_threshold: float = DEFAULT_THRESHOLD
 
     def __post_init__(self) -> None:
-        _check_integer("suffix_decoding_max_tree_depth", self.suffix_decoding_max_tree_depth, least=1)
-        _check_integer("suffix_decoding_max_cached_requests", self.suffix_decoding_max_cached_requests, least=0)
-        _check_integer("suffix_decoding_max_cached_tokens", self.suffix_decoding_max_cached_tokens, least=0)
-        _check_integer("suffix_decoding_max_bytes", self.suffix_decoding_max_bytes, least=0)
+        check_integer("suffix_decoding_max_tree_depth", self.suffix_decoding_max_tree_depth, least=1)
+        check_integer("suffix_decoding_max_cached_requests", self.suffix_decoding_max_cached_requests, least=0)
+        check_integer("suffix_decoding_max_cached_tokens", self.suffix_decoding_max_cached_tokens, least=0)
+        check_integer("suffix_decoding_max_bytes", self.suffix_decoding_max_bytes, least=0)
         _check_number("suffix_decoding_max_spec_factor", self.suffix_decoding_max_spec_factor, most=math.inf)
         _check_number("suffix_decoding_min_token_prob", self.suffix_decoding_min_token_prob, most=1.0)
         check_threshold(self.draft_confidence_threshold)
@@ -82,16 +84,10 @@ class SuffixConfig:
         return SuffixDrafter(target, self)
 
 
-def _check_integer(name: str, value: int, *, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ConfigError(f"{name}: got {value!r}; must be an integer of {least} or more; leave it out for the default")
-
-
 def _check_number(name: str, value: float, *, most: float) -> None:
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and 0 <= value <= most:
-        return
-    may_be = "a finite number of 0 or more" if math.isinf(most) else f"a number from 0 to {most:g}"
-    raise ConfigError(f"{name}: got {value!r}; must be {may_be}; leave it out for the default")
+    if not is_number(value) or not 0 <= value <= most:
+        may_be = "a finite number of 0 or more" if math.isinf(most) else f"a number from 0 to {most:g}"
+        raise ConfigError(f"{name}: got {value!r}; must be {may_be}; leave it out for the default")
 
 
 class ResponsePools:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from forerun.core.integers import is_integer
 from forerun.core.random_bits import Stream, key_of
 from forerun.drafters.base import DraftRequest
 from forerun.drafters.neural.tree import DraftedTokens, DraftPosition, DynamicTree, StaticTree, parse_tree
@@ -247,7 +248,7 @@ class DraftSamplingConfig:
     def __post_init__(self) -> None:
         _ = self.sampling
         size = self.draft_tensor_parallel_size
-        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        if not is_integer(size) or size < 1:
             raise ConfigError(f"draft_tensor_parallel_size: got {size!r}; must be 1 or tensor_parallel_size")
         if size > 1 and not self.may_be_shared_out:
             raise ConfigError(

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from forerun.core.draft import Draft
+from forerun.core.integers import check_integer, is_integer
 from forerun.drafters.base import DraftRequest
 from forerun.errors import ConfigError, did_you_mean
 
@@ -95,13 +96,9 @@ def parse_tree(given: Any) -> StaticTree | DynamicTree | None:
             f"draft_tree: got {given!r}; may be branching by level such as [4, 2, 1], paths such as [[0], [1], [0, 0]], "
             "or {'top_k': 8, 'depth': 5}"
         )
-    if all(_is_count(item) for item in given):
+    if all(is_integer(item) for item in given):
         return _by_level(given)
     return _by_paths(given)
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _dynamic(given: dict[str, Any]) -> DynamicTree:
@@ -109,11 +106,7 @@ def _dynamic(given: dict[str, Any]) -> DynamicTree:
         if key not in ("top_k", "depth"):
             raise ConfigError(f"draft_tree: unknown key {key!r}{did_you_mean(str(key), ('top_k', 'depth'))}")
     for key in ("top_k", "depth"):
-        value = given.get(key, 0)
-        if not _is_count(value) or not 1 <= value <= MAX_NODES:
-            raise ConfigError(
-                f"draft_tree: {key}: got {given.get(key)!r}; must be an integer from 1 to {MAX_NODES}; e.g. 8 and 5"
-            )
+        check_integer(f"draft_tree: {key}", given.get(key), least=1, most=MAX_NODES, do="e.g. 8 and 5")
     return DynamicTree(**given)
 
 
@@ -133,7 +126,7 @@ def _by_level(counts: Listing[int]) -> StaticTree:
 def _by_paths(given: Listing[Any]) -> StaticTree:
     paths: set[Ranks] = set()
     for path in given:
-        if not isinstance(path, (list, tuple)) or not path or not all(_is_count(rank) and rank >= 0 for rank in path):
+        if not isinstance(path, (list, tuple)) or not path or not all(is_integer(rank) and rank >= 0 for rank in path):
             raise ConfigError(
                 f"draft_tree: got {path!r} among the paths; each must be a list of ranks from 0, as [0, 1]"
             )
