@@ -173,7 +173,7 @@ def test_a_file_that_is_no_recording_is_refused(tmp_path, lines, message):
 def test_a_line_that_breaks_off_is_named(tmp_path):
     path = tmp_path / "texts.jsonl"
     path.write_text(json.dumps(HEAD) + "\n" + json.dumps(TEXT)[:20])
-    with pytest.raises(ConfigError, match="line 2 is not JSON"):
+    with pytest.raises(ConfigError, match=r"texts.jsonl, line 2: is not JSON"):
         read_recording(path)
 
 

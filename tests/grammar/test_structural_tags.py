@@ -31,6 +31,10 @@ def regex(pattern):
     return {"type": "regex", "pattern": pattern}
 
 
+def json(schema):
+    return {"type": "json_schema", "json_schema": schema}
+
+
 def row(*elements):
     return {"type": "sequence", "elements": elements}
 
@@ -125,11 +129,28 @@ def test_a_tag_in_a_list_ends_where_what_follows_begins(kind, is_only, end):
         row({"type": "triggered_tags", "triggers": ["<f"], "tags": [TAG]}, JSON),
         row(regex(".*"), {"type": "json_schema", "json_schema": {}}),
         tag({"type": "triggered_tags", "triggers": ["<"], "tags": [TAG]}),
+        row(json({"type": "integer"}), const("5")),
+        row(json({"type": ["string", "number"], "minimum": 0, "maximum": 9}), one_of(const("1"), const("2"))),
+        tag(json({"type": "integer", "minimum": 0}), end="0</a>"),
     ],
 )
 def test_a_text_that_could_never_end_is_refused(form):
     with pytest.raises(RequestError, match=r"structural_tag: .*(put a const_string between|contain a trigger)"):
         begin(structural_tag={"type": "structural_tag", "format": form})
+
+
+@pytest.mark.parametrize(
+    ("form", "good", "bad"),
+    [
+        (row(json({"type": "integer", "minimum": 0, "maximum": 9}), const("5")), ["75"], ["7", "5", "725"]),
+        (row(json({"type": "integer", "enum": [1, 12]}), const("5")), ["15", "125"], ["12", "5"]),
+        (row(json({"type": "number"}), const("x")), ["1.5x", "-12x"], ["1.5", "x"]),
+        (row(json({"type": "integer"}), one_of(const("5"), const("x"))), ["12x", "5x"], ["5"]),
+    ],
+)
+def test_a_number_that_ends_by_itself_may_be_before_anything(form, good, bad):
+    assert [text for text in good if not takes(form, text)] == []
+    assert [text for text in bad if takes(form, text)] == []
 
 
 @pytest.mark.parametrize(

@@ -407,6 +407,16 @@ def test_what_the_simulator_says_of_acceptance_leaves_both_prompts_out_where_the
     assert found["acceptance_length"] == pytest.approx(plan.predicted["acceptance_length"], rel=0.15)
 
 
+def test_requests_that_are_longer_than_the_context_are_left_out_of_the_simulation(profile: Profile) -> None:
+    load = Load(rate=5, isl=800, osl=200, isl_cv=2.0)
+    plan, answer = plan_deployment(profile, load, EASY)
+    found, _ = confirmed(profile, plan, answer, num_requests=300)
+    assert found.simulated is not None
+    num_left_out = 300 - found.simulated["num_requests"]
+    assert 0 < num_left_out < 100
+    assert any(one.startswith(f"{num_left_out} of 300 requests") for one in found.warnings)
+
+
 def test_engines_are_added_where_the_simulator_falls_short(profile: Profile) -> None:
     """A plan that claims that one engine is enough for what takes several."""
     plan, answer = plan_deployment(profile, LOAD, SLA)

@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from forerun.errors import ConfigError, ModelError, RequestError
-from forerun.server import completions
+from forerun.server import completions, request_params
 from forerun.server.app import MOST_BODY_BYTES
 from forerun.server.errors import failed_while_running
 from forerun.server.options import ServerOptions
@@ -441,6 +441,35 @@ def test_an_echo_of_too_many_logprobs_is_refused(plain, monkeypatch):
     assert (status, error["param"]) == (400, "logprobs")
     assert plain.post("/v1/completions", body | {"echo": False})["choices"]
     assert plain.post("/v1/completions", body | {"logprobs": None})["choices"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/completions", {"prompt": ["a", "b"], "n": 2, "logprobs": 3, "max_tokens": 5}, "logprobs"),
+        ("/v1/chat/completions", TALK | {"n": 4, "logprobs": True, "top_logprobs": 3, "max_tokens": 5}, "top_logprobs"),
+    ],
+)
+def test_several_completions_with_too_many_logprobs_are_refused(plain, monkeypatch, path, body, param):
+    monkeypatch.setattr(request_params, "MOST_LOGPROBS_OF_SEVERAL", 4 * 5 * (3 + 1))
+    assert len(plain.post(path, body)["choices"]) == 4
+    monkeypatch.setattr(request_params, "MOST_LOGPROBS_OF_SEVERAL", 4 * 5 * (3 + 1) - 1)
+    status, error = refusal(plain, path, body)
+    assert (status, error["param"]) == (400, param)
+    assert plain.post(path, body | {"max_tokens": 4})["choices"]
+    assert plain.post(path, body | {"logprobs": None, "top_logprobs": None})["choices"]
+
+
+def test_an_answer_of_unsaid_length_counts_with_all_that_fits(plain, monkeypatch):
+    body = {"messages": CHAT, "n": 2, "logprobs": True}
+    monkeypatch.setattr(request_params, "MOST_LOGPROBS_OF_SEVERAL", 2 * (256 - len(chat_ids(CHAT))) - 1)
+    status, error = refusal(plain, "/v1/chat/completions", body)
+    assert (status, error["param"]) == (400, "logprobs")
+
+
+def test_a_single_completion_may_have_all_logprobs_that_fit(plain, monkeypatch):
+    monkeypatch.setattr(request_params, "MOST_LOGPROBS_OF_SEVERAL", 0)
+    assert plain.post("/v1/completions", TEXT | {"logprobs": 3})["choices"]
 
 
 MANY = 100_000

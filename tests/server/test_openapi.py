@@ -73,6 +73,12 @@ def test_what_fits_the_description_gets_a_described_answer(plain, schema, path):
     assert plain.send("GET", "/health")[0] == 200
 
 
+def test_the_counts_of_an_answer_are_those_that_are_described(plain):
+    _, _, described = plain.send("GET", "/openapi.json")
+    usage = plain.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 1})["usage"]
+    assert set(usage) == set(described["components"]["schemas"]["Usage"]["required"])
+
+
 def whole(value):
     """The value with whole numbers as integers: 1.0 is one in a schema, and none for the server."""
     match value:

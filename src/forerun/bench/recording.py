@@ -12,7 +12,7 @@ import gzip
 import itertools
 import json
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, TextIO, cast
@@ -274,31 +274,25 @@ def read_recording(path: Path) -> Recording:
     number = 0
     try:
         with _open(path, "rt") as file:
-            lines = _numbered_json(file)
-            number, first = next(lines, (1, {}))
+            lines = enumerate(file, 1)
+            number, line = next(lines, (1, "{}"))
+            first = json.loads(line)
             if not isinstance(first, dict) or not is_version(first.get("recording"), VERSION):
                 raise ValueError(f'must begin with an object that has "recording": {VERSION}')
             known = {"load_format": "auto", **first}  # older files do not say
             info = RecordingInfo(**{name: known[name] for name in RecordingInfo.__dataclass_fields__})
             texts = []
             for number, line in lines:  # noqa: B007 - errors name the line
-                texts.append(RecordedText.from_json(line))
+                texts.append(RecordedText.from_json(json.loads(line)))
             if not texts:
                 raise ValueError("has no text")
     except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise ConfigError(f"cannot read {path} ({error}); give a file that forerun bench replay has recorded") from None
     except (ValueError, KeyError, TypeError) as error:
-        why = f"lacks {error}" if isinstance(error, KeyError) else str(error)
+        why = f"is not JSON ({error})" if isinstance(error, json.JSONDecodeError) else str(error)
+        why = f"lacks {error}" if isinstance(error, KeyError) else why
         raise ConfigError(f"{path}, line {number}: {why}; give a file that forerun bench replay has recorded") from None
     return Recording(info=info, texts=texts)
-
-
-def _numbered_json(lines: Iterable[str]) -> Iterator[tuple[int, Any]]:
-    for number, line in enumerate(lines, 1):
-        try:
-            yield number, json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"line {number} is not JSON ({error})") from None
 
 
 def _open(path: Path, mode: Literal["rt", "wt"]) -> TextIO:

@@ -43,6 +43,7 @@ Some have one value, which is as if they were left out: xgrammar, whose classes 
 TEXT_FIELDS = ("value", "pattern", "begin", "end", "separator")
 LIST_FIELDS = ("elements", "tags", "triggers")
 EMPTY = '""'
+DIGITS = frozenset("0123456789")
 NUMBER_OPENINGS = "-0123456789"
 JSON_OPENINGS = {
     "object": "{",
@@ -54,7 +55,11 @@ JSON_OPENINGS = {
     "null": "n",
 }
 """Type in a JSON Schema -> the characters that its texts begin with."""
+LIMITS = (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum"))
 NEEDS_TEXT_BEFORE = "the text before it would never end; put a const_string between the two"
+NEEDS_NO_DIGIT_AFTER = (
+    "its numbers would take in the digit after them and never end; put a const_string between the two"
+)
 ESCAPED = r"\\.|/|\n"
 SLASHES = {"/": r"\/", "\n": r"\n"}
 MAX_TRIGGERS = 64  # each is searched for in the whole text
@@ -137,6 +142,8 @@ class _Writer:
         """An expression for a format of any type and the `end` after it."""
         match _checked_type(form):
             case "json_schema":
+                if _has_endless_numbers(form["json_schema"]) and self._is_before_digit(end, then):
+                    raise _refusal(NEEDS_NO_DIGIT_AFTER, form)
                 return f"%json {_schema(form['json_schema'])} {self._literal(end)}"
             case "any_text":
                 return self._free(end, then)
@@ -148,6 +155,14 @@ class _Writer:
                 return self._separated(form, end, then)
             case _:
                 return self._row([*self._parts(form), *self._parts(_const(end))], then)
+
+    def _is_before_digit(self, end: str, then: _Then | None) -> bool:
+        """Whether a digit must follow; False where that is not known."""
+        try:
+            openings = self._openings(_Then(_const(end), then) if end else then)
+        except RequestError:
+            return False
+        return bool(openings) and openings <= DIGITS
 
     def _row(self, parts: Sequence[Any], then: _Then | None) -> str:
         """Formats one after the other, none of which is a row itself."""
@@ -414,6 +429,16 @@ def _json_openings(schema: Any) -> set[str]:
     if not types or not all(isinstance(name, str) and name in JSON_OPENINGS for name in types):
         raise _refusal(NEEDS_TEXT_BEFORE, schema)
     return {opening for name in types for opening in JSON_OPENINGS[name]}
+
+
+def _has_endless_numbers(schema: Any) -> bool:
+    """Whether JSON of a schema may be a number of any length, as far as its type says."""
+    if not isinstance(schema, Mapping) or not schema.keys().isdisjoint(("enum", "const")):
+        return False
+    types = schema.get("type")
+    types = types if isinstance(types, list) else [types]
+    is_bounded = not any(schema.keys().isdisjoint(limits) for limits in LIMITS)
+    return "number" in types or ("integer" in types and not is_bounded)
 
 
 def _regex(pattern: str) -> str:

@@ -75,9 +75,10 @@ def confirmed(
     added = len(tried) - 1
     if not plan.feasible or tried[-1].attainment >= sla.attainment - margin:
         warnings = [f"the simulator asked for {added} more engine(s) than the formulas"] if added else []
-        return with_simulation(plan, tried[-1].figures, warnings), answer
+        return with_simulation(plan, tried[-1].figures, [*warnings, *_left_out(tried[-1], num_requests)]), answer
     nearest = max(one.attainment for one in tried)
-    plan, answer, figures = next(one for one in tried if one.attainment >= nearest - margin)
+    nearest_try = next(one for one in tried if one.attainment >= nearest - margin)
+    plan, answer, figures = nearest_try
     best = figures | {"needed_replicas": None, "limits_missed_when_idle": []}
     is_short_of_engines = most == options.most_engines and plan is tried[-1].plan
     cure = (
@@ -90,7 +91,8 @@ def confirmed(
         f"{answer.plan.attainment:.1%}; {cure}"
     )
     answer = replace(answer, is_feasible=False, needed=None)
-    return with_simulation(replace(plan, feasible=False, best_achievable=best), figures, [said]), answer
+    plan = replace(plan, feasible=False, best_achievable=best)
+    return with_simulation(plan, figures, [said, *_left_out(nearest_try, num_requests)]), answer
 
 
 class _Tried(NamedTuple):
@@ -115,18 +117,41 @@ def simulated(
     seed: int = 0,
     num_requests: int | None = None,
 ) -> SimulationResult:
-    """Simulate a fleet under its load: real scheduling and KV accounting, the profile's step times and drafts."""
-    if num_requests is None:
-        wanted = math.ceil(LIVES * plan.num_engines * max(1.0, plan.batch_size))
-        num_requests = min(MOST_REQUESTS, max(FEWEST_REQUESTS, wanted))
+    """Simulate a fleet under its load: real scheduling and KV accounting, the profile's step times and drafts.
+
+    Of `num_requests` that are drawn those are left out that are longer than the engine's context, as a server refuses them.
+    """
     fleet = Fleet(
         replicas=plan.replicas,
         prefill_replicas=plan.prefill_replicas,
         routing=ROUTING[options.routing],
         transfer=options.transfer,
     )
-    requests = synthetic_requests(load, num_requests, seed=seed)
-    return planned_engine(profile, plan, options).simulate(requests, fleet=fleet, seed=seed)
+    engine = planned_engine(profile, plan, options)
+    drawn = synthetic_requests(load, _num_requests(plan, num_requests), seed=seed)
+    longest = engine.settings.max_model_len
+    fitting = [one for one in drawn if one.num_prompt_tokens + one.num_output_tokens <= longest]
+    return engine.simulate(fitting, fleet=fleet, seed=seed)
+
+
+def _num_requests(plan: FleetPlan, given: int | None) -> int:
+    """How many are drawn; by default as many as turn all places over ten times, within bounds."""
+    if given is not None:
+        return given
+    wanted = math.ceil(LIVES * plan.num_engines * max(1.0, plan.batch_size))
+    return min(MOST_REQUESTS, max(FEWEST_REQUESTS, wanted))
+
+
+def _left_out(tried: _Tried, num_requests: int | None) -> list[str]:
+    """What is said of requests that were too long to be simulated."""
+    num_drawn = _num_requests(tried.answer.plan, num_requests)
+    num_left_out = num_drawn - tried.figures["num_requests"]
+    if not num_left_out:
+        return []
+    return [
+        f"{num_left_out} of {num_drawn} requests that the simulator drew are longer than the engine's context and were "
+        "left out, as a server refuses them; give a smaller isl_cv or osl_cv, or profile with a larger --max-model-len"
+    ]
 
 
 def planned_engine(profile: Profile, plan: FleetPlan, options: PlanningOptions = DEFAULTS) -> ProfiledEngine:

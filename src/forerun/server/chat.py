@@ -14,6 +14,7 @@ from forerun.server.errors import ApiError
 from forerun.server.protocol import ChatBody, reply
 from forerun.server.request_params import (
     check_length,
+    check_logprobs,
     check_text_length,
     in_clients_words,
     refuse_unserved,
@@ -95,7 +96,7 @@ async def create_chat_completion(
                 speculates=model.speculates,
                 saves_hidden_states=model.saves_hidden_states,
                 max_tokens=asked[1],
-                logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+                logprobs=_num_top(body),
             ),
             num_prompts=1,
             streams=builder.wants_steps,
@@ -117,7 +118,18 @@ def _token_ids(body: ChatBody, model: ServedModel, asked: tuple[str, int | None]
         check_text_length(body.prediction.text, most, max_model_len, prompt="prediction")
     token_ids = tokenizer.encode_chat(text)
     check_length(len(token_ids), max_model_len, prompt="messages", asked=asked)
+    check_logprobs(
+        _num_top(body),
+        field="logprobs" if body.top_logprobs is None else "top_logprobs",
+        num_completions=body.num_completions,
+        most_tokens=asked[1] or max_model_len - len(token_ids),
+    )
     return token_ids
+
+
+def _num_top(body: ChatBody) -> int | None:
+    """How many of the likeliest tokens are reported beside each; None: no log probabilities are."""
+    return (body.top_logprobs or 0) if body.logprobs else None
 
 
 def _asked_length(body: ChatBody) -> tuple[str, int | None]:

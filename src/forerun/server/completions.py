@@ -15,6 +15,7 @@ from forerun.server.errors import ApiError
 from forerun.server.protocol import CompletionBody, reply
 from forerun.server.request_params import (
     check_length,
+    check_logprobs,
     check_text_length,
     refuse_unserved,
     sampling_params,
@@ -63,7 +64,7 @@ async def create_completion(
                 structure=wanted_structure(body),
                 speculates=model.speculates,
                 saves_hidden_states=model.saves_hidden_states,
-                max_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else max(body.max_tokens, 1),
+                max_tokens=_most_tokens(body),
                 logprobs=body.logprobs,
                 prompt_logprobs=body.logprobs if body.echo else None,
             ),
@@ -99,6 +100,12 @@ def _prompts(body: CompletionBody, model: ServedModel) -> list[tuple[str | None,
         text, ids = _tokens(prompt, body, model)
         check_length(len(ids), max_model_len, prompt="prompt", asked=("max_tokens", body.max_tokens))
         prompts.append((text, ids))
+    check_logprobs(
+        body.logprobs,
+        field="logprobs",
+        num_completions=len(prompts) * body.num_completions,
+        most_tokens=_most_tokens(body),
+    )
     if body.echo and body.logprobs is not None:
         num_tokens = sum(len(ids) for _, ids in prompts)
         num_echoed = num_tokens * body.num_completions * (body.logprobs + 1)
@@ -110,6 +117,11 @@ def _prompts(body: CompletionBody, model: ServedModel) -> list[tuple[str | None,
                 param="logprobs",
             )
     return prompts
+
+
+def _most_tokens(body: CompletionBody) -> int:
+    """How long a completion may become; the engine always writes a token."""
+    return DEFAULT_MAX_TOKENS if body.max_tokens is None else max(body.max_tokens, 1)
 
 
 def _tokens(prompt: str | list[int], body: CompletionBody, model: ServedModel) -> tuple[str | None, list[int]]:

@@ -77,6 +77,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 """Fields that are refused -> the values that ask for nothing, where these are not `MEANINGLESS`."""
 
 MOST_WARNINGS = 100
+MOST_LOGPROBS_OF_SEVERAL = 4_000_000  # completions of one answer: a GB or two, until the last of them has ended
 TOO_LONG = "context_length_exceeded"  # OpenAI's code
 
 _warned: set[str] = set()
@@ -285,6 +286,31 @@ def check_length(num_tokens: int, max_model_len: int, *, prompt: str, asked: tup
     if most is not None and most > room:
         message = f"{name}: got {most}; {context} and {prompt} has {num_tokens}; may be at most {room}, or left out"
         raise ApiError(400, message, param=name, code=TOO_LONG)
+
+
+def check_logprobs(num_top: int | None, *, field: str, num_completions: int, most_tokens: int) -> None:
+    """Refuse several completions that may come to more log probabilities than are kept until the last of them ends.
+
+    A single one is not refused: as long as it runs, its KV takes more memory than they do.
+
+    Args:
+        num_top: the likeliest tokens that are reported beside each token; None: nothing is.
+        field: name of the field that says how many.
+        num_completions: of all prompts together.
+        most_tokens: of a completion.
+
+    Raises:
+        ApiError: 400.
+    """
+    if num_top is None or num_completions == 1:
+        return
+    count = num_completions * most_tokens * (num_top + 1)
+    if count > MOST_LOGPROBS_OF_SEVERAL:
+        message = (
+            f"{field}: got {num_top} likeliest beside each of up to {most_tokens} tokens of {num_completions} completions: {count} "
+            f"log probabilities; may be {MOST_LOGPROBS_OF_SEVERAL}; send fewer prompts, or make n, max_tokens or {field} smaller"
+        )
+        raise ApiError(400, message, param=field)
 
 
 def _bias(given: dict[str, float] | None) -> dict[int, float] | None:

@@ -44,12 +44,19 @@ class CompletionTokensDetails(BaseModel):
     rejected_prediction_tokens: int
 
 
+class PromptTokensDetails(BaseModel):
+    """How many tokens of the prompts were in the prefix cache."""
+
+    cached_tokens: int
+
+
 class Usage(BaseModel):
-    """Tokens read and written; the details are there where the request has a prediction."""
+    """Tokens read and written; details of those written are there where the request has a prediction."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails | None = None
 
 

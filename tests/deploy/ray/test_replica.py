@@ -1,4 +1,4 @@
-"""What a replica tells Ray's autoscaler."""
+"""What a replica tells Ray's autoscaler, and whom it answers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from forerun.deploy.ray.load_meter import LoadMeter, ReplicaCounts
 from forerun.deploy.ray.replica import EngineReplica
 from forerun.engine.stats import Counter, Gauge
 from forerun.server.metrics import ServerMetrics
+from forerun.server.options import ServerOptions
 
 
 class Engine:
@@ -76,3 +77,24 @@ def test_several_completions_are_as_many_requests_with_the_same_prompt(engine, s
         engine.end(100, 60, 20, 20)
     found = load(stats)
     assert (found.rate, found.isl, found.osl) == (2.0, 1000.0, 50.0)
+
+
+@pytest.mark.parametrize(
+    ("host", "keys", "status"),
+    [("127.0.0.1", (), 403), ("0.0.0.0", (), 200), (None, (), 200), ("127.0.0.1", ("secret",), 200)],
+)
+def test_without_keys_replicas_behind_a_loopback_address_answer_no_page_of_elsewhere(engine, host, keys, status):
+    replica = EngineReplica.__new__(EngineReplica)
+    replica.model, replica._options, replica._host = engine, ServerOptions(api_key=keys), host
+    headers = [(b"host", b"evil.example:8000"), *((b"authorization", b"Bearer %b" % key.encode()) for key in keys)]
+    scope = {"type": "http", "method": "GET", "path": "/version", "query_string": b"", "headers": headers}
+    sent = []
+
+    async def receive():
+        return {"type": "http.request"}
+
+    async def send(message):
+        sent.append(message)
+
+    asyncio.run(replica.__serve_build_asgi_app__()(scope, receive, send))
+    assert sent[0]["status"] == status

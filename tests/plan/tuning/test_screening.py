@@ -15,6 +15,7 @@ WAYS = {
     "auto": {"method": "auto"},
     **{f"n{k}": {"method": "ngram", "num_speculative_tokens": k} for k in (1, 2, 3, 4)},
 }
+PLAIN = SearchSpace(speculation=WAYS, limits=(USUAL,)).plain
 SPEEDS = {"plain": 100, "auto": 150, "n1": 120, "n2": 160, "n3": 155, "n4": 90}
 
 
@@ -78,13 +79,13 @@ def test_auto_with_a_verifier_that_was_set_is_no_auto_that_is_always_run():
     found = screen(
         space, lambda one: figures(speeds[one.name.split(",")[0]] - 50 * ("block" in one.name)), Objective.THROUGHPUT
     )
-    assert [one.name for one in finalists(found, Objective.THROUGHPUT, 1)] == ["auto"]
+    assert [one.name for one in finalists(found, Objective.THROUGHPUT, 1, plain=PLAIN)] == ["auto", "plain"]
 
 
 def test_finalists_are_near_the_best_and_auto_is_always_one():
     found, _ = screened(limits=(USUAL,))
-    assert [one.name for one in finalists(found, Objective.THROUGHPUT, 2)] == ["n2", "n3", "auto"]
-    assert [one.name for one in finalists(found, Objective.THROUGHPUT, 1)] == ["n2", "auto"]
+    assert [one.name for one in finalists(found, Objective.THROUGHPUT, 2, plain=PLAIN)] == ["n2", "n3", "auto", "plain"]
+    assert [one.name for one in finalists(found, Objective.THROUGHPUT, 1, plain=PLAIN)] == ["n2", "auto", "plain"]
 
 
 def test_auto_is_a_finalist_too_where_it_was_not_simulated_under_the_limits_of_the_best():
@@ -95,12 +96,27 @@ def test_auto_is_a_finalist_too_where_it_was_not_simulated_under_the_limits_of_t
         lambda one: figures(speeds[one.name.split(",")[0]] * (1.5 if one.limits == FEWER else 1.0)),
         Objective.THROUGHPUT,
     )
-    assert [one.name for one in finalists(found, Objective.THROUGHPUT, 1)] == ["n2, 16 seqs", "auto"]
+    assert [one.name for one in finalists(found, Objective.THROUGHPUT, 1, plain=PLAIN)] == [
+        "n2, 16 seqs",
+        "auto",
+        "plain",
+    ]
+
+
+def test_gains_are_over_plain_decoding_in_the_users_own_format_also_where_another_is_among_the_best():
+    space = SearchSpace(speculation=WAYS, limits=(USUAL,), quantizations=(None, "int8"))
+    found = screen(
+        space,
+        lambda one: figures(300 if one.name == "plain, int8" else SPEEDS[one.name.split(",")[0]]),
+        Objective.THROUGHPUT,
+    )
+    names = [one.name for one in finalists(found, Objective.THROUGHPUT, 1, plain=space.plain)]
+    assert (names[0], names[-1]) == ("plain, int8", "plain")
 
 
 def test_what_is_simulated_far_behind_is_no_finalist():
     found, _ = screened(limits=(USUAL,))
-    assert "n1" not in [one.name for one in finalists(found, Objective.THROUGHPUT, 9)]
+    assert "n1" not in [one.name for one in finalists(found, Objective.THROUGHPUT, 9, plain=PLAIN)]
 
 
 def test_the_simulators_error_is_said_for_each_run():

@@ -151,7 +151,7 @@ class Tuner:
         if screened is None:
             screened = self._screen()
         candidates = {one.candidate.name: one.candidate for one in screened}
-        chosen = self._finalists(screened)
+        chosen = finalists(screened, self._screening_objective, settings.num_finalists, plain=settings.space.plain)
         with self._stage("run"):
             rounds = confirm(
                 chosen,
@@ -163,7 +163,6 @@ class Tuner:
             )
         own = settings.space.usual, settings.space.quantizations[0]
         choice = choose(rounds, settings.objective, lambda name: candidates[name].simplicity(*own))
-        plain = next(one.name for one in chosen if one.speculative_config is None)
         auto = next((one.name for one in chosen if one.is_auto), None)
         return TuningReport(
             model=settings.engine.model,
@@ -176,7 +175,7 @@ class Tuner:
             rounds=rounds,
             probed=folder.probed(),
             seconds=folder.seconds(),
-            plain=plain,
+            plain=settings.space.plain.name,
             auto=auto,
             sla=settings.workload.sla,
         )
@@ -219,17 +218,6 @@ class Tuner:
         """Energy is not simulated: what is quickest takes least of it, until runs say otherwise."""
         objective = self.settings.objective
         return Objective.THROUGHPUT if objective is Objective.ENERGY else objective
-
-    def _finalists(self, screened: list[Screened]) -> list[Candidate]:
-        """The best few, auto, and plain decoding as the base."""
-        chosen = finalists(screened, self._screening_objective, self.settings.num_finalists)
-        usual = [one.candidate for one in screened if one.candidate.limits == self.settings.space.usual]
-        plain = next(
-            one
-            for one in usual
-            if one.speculative_config is None and one.quantization == self.settings.space.quantizations[0]
-        )
-        return chosen if any(one.speculative_config is None for one in chosen) else [*chosen, plain]
 
     def _simulate(self, candidate: Candidate) -> RunFigures:
         self.progress(f"simulating {candidate.name}")

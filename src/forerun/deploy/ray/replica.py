@@ -33,11 +33,15 @@ ReadAll = Callable[[], Awaitable[Sequence[ReplicaMetrics]]]
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaSpec:
-    """What each replica runs: arguments of `LLM`, and of the server; `version` is that of forerun."""
+    """What each replica runs: arguments of `LLM`, and of the server; `version` is that of forerun.
+
+    `host` is the address that Ray's proxy listens on; None where it may be another than that of `options`.
+    """
 
     settings: Mapping[str, Any]
     options: ServerOptions
     version: str
+    host: str | None = None
 
 
 class EngineReplica:
@@ -51,7 +55,7 @@ class EngineReplica:
     async def __init__(self, spec: ReplicaSpec) -> None:  # type: ignore[misc]  # Ray awaits it
         check_same_version(spec.version)
         sys.setswitchinterval(SWITCH_INTERVAL_S)
-        self._options = spec.options
+        self._options, self._host = spec.options, spec.host
         self.model = await asyncio.to_thread(lambda: ServedModel(LLM(**spec.settings), spec.options))
         gc.collect()
         gc.freeze()  # as in `Server`: a collection over all that was loaded would hold every stream
@@ -59,7 +63,7 @@ class EngineReplica:
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Called by Ray Serve once, after the constructor."""
-        app = build_app(self._options, lifespan=self._lifespan)
+        app = build_app(self._options, host=self._host, lifespan=self._lifespan)
         app.state.model = self.model
         app.state.read_metrics = self.read_all_metrics
         return RequestId(app)

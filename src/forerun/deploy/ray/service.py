@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any
 
@@ -318,6 +318,7 @@ def serve_here(spec: ReplicaSpec, options: ReplicaOptions, *, report: Callable[[
         stopped = _when_stopped()  # after Ray, which puts a handler of its own there
         service.start_serve(host=spec.options.host, port=port)
         report(f"Ray is up; {_replicas(options)} {spec.settings['model']}, {threads} threads each")
+        spec = replace(spec, host=spec.options.host)
         service.deploy(spec, settings, timeout=options.replica_start_timeout, stopped=stopped)
         if not stopped.is_set():
             report(f"ready: http://{spec.options.host}:{port} (Ctrl-C stops)")

@@ -134,6 +134,11 @@ class SearchSpace:
         """The limits that the user's own options give."""
         return self.limits[0]
 
+    @property
+    def plain(self) -> Candidate:
+        """Plain decoding with the user's own limits and format."""
+        return self.drafting()[0]
+
     def drafting(self) -> list[Candidate]:
         """Every way to draft and plain decoding, in every format, at the usual limits."""
         ways: dict[str, Mapping[str, Any] | None] = {PLAIN: None, **self.speculation}

@@ -57,16 +57,18 @@ def ranked(screened: Sequence[Screened], objective: Objective) -> list[Screened]
     return sorted(screened, key=lambda one: tuple(-criterion.value(one.figures) for criterion in criteria))
 
 
-def finalists(screened: Sequence[Screened], objective: Objective, most: int) -> list[Candidate]:
+def finalists(screened: Sequence[Screened], objective: Objective, most: int, *, plain: Candidate) -> list[Candidate]:
     """The candidates that are worth a real run.
 
     Those within the simulator's error of the best, `most` at most; and auto, since what it learns while it runs is what a
     simulation sees least of: with the same limits as the best, or where it was not simulated so, with those that suit it best.
+    `plain` is run in any case, as all gains are over it.
 
     Args:
         screened: best first.
         objective: what is to be best.
-        most: beside auto.
+        most: beside auto and plain decoding.
+        plain: plain decoding with the user's own limits and format.
     """
     values = {one.candidate.name: _deciding_values(one, screened[0], objective) for one in screened}
     near = [one.candidate for one in screened if values[one.candidate.name] >= 1.0 - SIMULATION_ERROR]
@@ -74,7 +76,7 @@ def finalists(screened: Sequence[Screened], objective: Objective, most: int) -> 
     best = chosen[0]
     autos = [one.candidate for one in screened if one.candidate.is_auto]
     alike = [one for one in autos if (one.limits, one.quantization) == (best.limits, best.quantization)]
-    return chosen + [one for one in alike or autos[:1] if one not in chosen]
+    return chosen + [one for one in (*(alike or autos[:1]), plain) if one not in chosen]
 
 
 def _deciding_values(one: Screened, best: Screened, objective: Objective) -> float:
