@@ -6,6 +6,7 @@ import os
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 
@@ -18,6 +19,7 @@ from forerun.models.loader import load_model
 from forerun.models.packing import Packing
 from forerun.models.tokenizer import load_tokenizer
 from forerun.ops.attention.paged import PagedAttention
+from forerun.ops.native import threads
 from forerun.ops.native.attention import NativeAttention
 from tests.contract.test_contract import PROMPTS
 from tests.engines import EOS, engine_of
@@ -72,6 +74,16 @@ def cores(count):
         torch.set_num_threads(before)
 
 
+@contextmanager
+def cores_for_ranks(count):
+    """The same, though torch itself computes with as many threads as before.
+
+    A target of torch gives torch that number back when it is collected, which may be in the middle of any later test.
+    """
+    with patch.object(threads._torch_threads, "count", lambda: count):
+        yield
+
+
 def target_of(path, num_ranks, *, dtype=torch.bfloat16, quantization=None, rounds_rows=False, num_threads=1):
     """The target in `num_ranks` processes of `num_threads` each; 1 for the plain one."""
     path, packing = Path(path), packing_of(dtype, quantization, rounds_rows=rounds_rows)
@@ -105,7 +117,7 @@ def torch_target_of(path, num_ranks, *, dtype=torch.float64, device=CPU):
     if num_ranks == 1:
         return replace(target, model=load_model(path, dtype=dtype, device=device))
     limits = PassLimits(max_rows=2048, max_num_seqs=64, max_model_len=None, block_size=4)
-    with cores(num_ranks):
+    with cores_for_ranks(num_ranks):
         sharded = load_torch_target(
             path, load_format="auto", dtype=dtype, device=device, num_ranks=num_ranks, limits=limits
         )

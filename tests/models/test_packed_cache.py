@@ -6,10 +6,9 @@ import errno
 import json
 import logging
 import math
+import multiprocessing
 import os
 import shutil
-import subprocess
-import sys
 from collections import namedtuple
 from pathlib import Path
 
@@ -366,46 +365,31 @@ def test_of_two_that_pack_at_once_one_stands_and_both_go_on(cache, source, caplo
     assert caplog.records == []
 
 
-PACK = """
-import sys, time
-from pathlib import Path
-import torch
-from forerun.models.kept_weights import NewWeights
-from forerun.models.loader import load_model
-from forerun.models.packed_cache import PackedCache
-from forerun.models.packing import Packing
-from forerun.ops.native.library import load_kernels
-from tests.models.test_packing import logits_of
-folder, model, meeting, own = map(Path, sys.argv[1:])
-cache = PackedCache(folder=folder, most_bytes=1 << 30, least_bytes=0)
-PackedCache.of_environment = classmethod(lambda cls: cache)
-begin = NewWeights.__init__
-
-def meet(self, *arguments, **named):
-    begin(self, *arguments, **named)
-    (meeting / own).touch()
-    while len([*meeting.iterdir()]) < 2:
-        time.sleep(0.01)
-
-NewWeights.__init__ = meet
-kernels = load_kernels()
-packing = Packing.choose(kernels, dtype=torch.bfloat16)
-print(logits_of(load_model(model, dtype=torch.bfloat16, device=torch.device("cpu"), packing=packing), kernels).tolist())
-"""
-
-
 @needs_kernels
-def test_two_processes_that_pack_at_once_compute_the_same_and_leave_one_file(tmp_path, cache):
+def test_two_processes_that_pack_at_once_compute_the_same_and_leave_one_file(tmp_path, cache, monkeypatch):
     save_tiny_model(tmp_path / "model", vocab_size=97)
-    (tmp_path / "meeting").mkdir()
-    places = [str(tmp_path / name) for name in ("packed", "model", "meeting")]
-    both = [
-        subprocess.Popen([sys.executable, "-c", PACK, *places, name], stdout=subprocess.PIPE, text=True)
-        for name in ("first", "second")
-    ]
-    outputs = [process.communicate(timeout=120)[0] for process in both]
-    assert [process.returncode for process in both] == [0, 0]
-    assert outputs[0] == outputs[1] != ""
+    kernels, fork = next(iter(KERNELS.values())), multiprocessing.get_context("fork")
+    packing = Packing.choose(kernels, dtype=torch.bfloat16)
+    begin, both_have_begun = NewWeights.__init__, fork.Barrier(2)
+
+    def meet(self, *arguments, **named):
+        begin(self, *arguments, **named)
+        both_have_begun.wait(timeout=60)
+
+    def start(output):
+        model = load_model(tmp_path / "model", dtype=torch.bfloat16, device=CPU, packing=packing)
+        output.write_text(str(logits_of(model, kernels).tolist()))
+
+    monkeypatch.setattr(NewWeights, "__init__", meet)
+    monkeypatch.setattr(PackedCache, "of_environment", lambda: cache)
+    outputs = [tmp_path / name for name in ("first", "second")]
+    processes = [fork.Process(target=start, args=(output,)) for output in outputs]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(timeout=120)
+    assert [process.exitcode for process in processes] == [0, 0]
+    assert outputs[0].read_text() == outputs[1].read_text()
     assert len(names(cache)) == 1
 
 

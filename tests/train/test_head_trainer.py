@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from forerun import LLM, SamplingParams
 from forerun.errors import ConfigError
-from forerun.models.checkpoint import StateDict, renamed
+from forerun.models.checkpoint import SafetensorsCheckpoint, StateDict, renamed
 from forerun.models.heads.eagle3 import MASK, PEagleHead, canonical_name
 from forerun.models.heads.reader import HeadReader
 from forerun.train import head_trainer
@@ -73,6 +73,16 @@ def test_a_head_begins_as_a_copy_of_the_last_block():
     assert torch.equal(tensors["norm.weight"], stored["model.norm.weight"].float())
     assert (tensors["d2t"] + torch.arange(len(DRAFT_IDS))).tolist() == DRAFT_IDS.tolist()
     assert tensors["lm_head.weight"].shape == (len(DRAFT_IDS), width)
+
+
+def test_a_head_begins_with_its_tensors_in_one_order_in_every_process(monkeypatch):
+    """A set of names has another order in each, and gradients are clipped by a sum over tensors, whose last bits go by it."""
+    orders = []
+    for is_reversed in (False, True):
+        names = dict.fromkeys(sorted(load_file(chat_model_folder() / "model.safetensors"), reverse=is_reversed)).keys()
+        monkeypatch.setattr(SafetensorsCheckpoint, "names", lambda self, names=names: names)
+        orders.append(list(begin_from_block(chat_model(), DRAFT_IDS, seed=0)[1]))
+    assert orders[0] == orders[1]
 
 
 def gradients_of_a_step(own, monkeypatch):

@@ -108,7 +108,7 @@ def _read_block(target: LoadedTarget) -> dict[str, Tensor]:
     checkpoint, prefix = open_checkpoint(target.path), _prefix(target)
     return {
         name.removeprefix(prefix): _load(checkpoint, name)
-        for name in checkpoint.names()
+        for name in sorted(checkpoint.names())  # gradients are clipped by a sum over tensors in this order
         if name == FINAL_NORM or (name.startswith(prefix) and name.endswith(".weight"))
     }
 

@@ -20,7 +20,7 @@ from tests.contract.drafters import CASES, usually
 from tests.contract.test_contract import assert_nothing_is_held
 from tests.engines import tiny_llm
 from tests.native import needs_kernels
-from tests.tensor_parallel import CPU, cores, save_model, texts_and_drafts, torch_target_of, worker_ids
+from tests.tensor_parallel import CPU, cores, cores_for_ranks, save_model, texts_and_drafts, torch_target_of, worker_ids
 
 pytestmark = [
     needs_kernels,  # whose library brings messages
@@ -93,7 +93,7 @@ def test_a_rank_that_is_killed_fails_the_request_at_once_and_all_later_ones(path
 
 
 def test_a_dtype_that_the_kernels_do_not_have_is_computed_by_torch_in_two_processes(path):
-    with cores(2):
+    with cores_for_ranks(2):
         llm = LLM(str(path), dtype="float16", tensor_parallel_size=2, max_model_len=64)
     (output,) = llm.generate([[7, 8, 9]], SamplingParams(temperature=0, max_tokens=4), use_tqdm=False)
     assert output.outputs[0].token_ids
