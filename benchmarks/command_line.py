@@ -12,6 +12,9 @@ from forerun.errors import ForerunError
 STATIC_CONFIGS = Path(__file__).parent / "configs" / "static-speculation.yaml"
 """The sweep that the method auto is held against."""
 
+OWN_VARIABLES = ("FORERUN_CACHE", "FORERUN_CPU_KERNELS", "FORERUN_PACKED_CACHE_GB")
+"""What forerun reads of its environment besides the options of its commands."""
+
 STILL_TO_DO = 3
 """Exit code of a `run` if time was up before everything was measured."""
 

@@ -57,7 +57,7 @@ def measure_copies(model: str, rounds: int) -> dict[str, float]:
         "through shared memory": [],
         "into the cache": [],
     }
-    num_bytes = 0
+    megabytes = 0.0
     for number in range(rounds + 1):
         prompt = long_prompt(number)
         marks = [time.perf_counter()]
@@ -71,11 +71,11 @@ def measure_copies(model: str, rounds: int) -> dict[str, float]:
         marks.append(time.perf_counter())
         assert import_kv(answering.engine.parts, kv), "there is room"
         marks.append(time.perf_counter())
-        num_bytes = kv.num_bytes
+        megabytes = kv.num_bytes / 1e3 / len(kv.token_ids)
         for name, before, after in zip(taken, marks, marks[1:], strict=False):
             taken[name].append(1e6 * (after - before) / len(kv.token_ids))
     found = {name: statistics.median(times[1:]) for name, times in taken.items()}
-    return found | {"megabytes": num_bytes / 1e3 / PROMPT_TOKENS}
+    return found | {"megabytes": megabytes}
 
 
 def measure_here(model: str, setup: str) -> dict[str, Any]:

@@ -1,12 +1,12 @@
 """Compares forerun with llama.cpp on the same GGUF files: random weights in the shape of a Llama of 1.07 billion weights, or files.
 
     python -m benchmarks.gguf_formats --formats Q4_0 Q4_K_M Q8_0 --rounds 7 --folder /tmp/gguf --json FILE
-    python -m benchmarks.gguf_formats --files SmolLM2-135M-Instruct.Q4_1.gguf --beside smollm2-135m --json FILE
+    python -m benchmarks.gguf_formats --files SmolLM2-135M-Instruct.Q4_1.gguf --beside smollm2-135m --folder /tmp/gguf --json FILE
     python -m benchmarks.gguf_formats --formats Q4_0 --layers 1 --rounds 1 --folder /tmp/gguf    # does it run?
 
 Prints, for each format or file, median milliseconds of a pass over one and over eight tokens of one sequence after 256 others,
 of the first token after a prompt of 512, and of each of 64 tokens written after it. forerun is measured with activations in
-bf16 and in int8, which is what llama.cpp rounds them to; `--beside` measures it on another model too. All engines hold their model, and all but one are stopped while that one is measured, in turn in every round. llama.cpp is the one that `python -m benchmarks.peers install llama_cpp` builds.
+bf16 and in int8, which is what llama.cpp rounds them to; `--beside` measures it on another model too. All engines hold their model, and all but one are stopped while that one is measured, in turn, and back in every other round. llama.cpp is the one that `python -m benchmarks.peers install llama_cpp` builds.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ import torch
 
 from benchmarks.peers.engines import BOUND
 from benchmarks.peers.gguf_files import add_shape, add_tokenizer
+from benchmarks.peers.install import DEFAULT_FOLDER, python_in
+from benchmarks.peers.schedule import turn
 from benchmarks.peers.worker_process import WorkerProcess
 from forerun.bench.machine import describe_machine
 from forerun.models.store import resolve_model
@@ -35,7 +37,6 @@ from forerun.ops.block_formats import BLOCK_FORMATS
 
 CONFIG = Path(__file__).parent / "configs" / "random-llama-1b" / "config.json"
 TOKENIZER = "smollm2-135m"  # of as many tokens
-ENVIRONMENT = Path("~/.cache/forerun/peers/llama_cpp").expanduser()
 MIXES = ("Q4_K_M", "Q5_K_M", "Q3_K_M")
 ROWS, CONTEXT, PROMPT, NUM_WRITTEN = (1, 8), 256, 512, 65
 MEASURES = (*(f"T({rows})" for rows in ROWS), "prompt", "token")
@@ -132,13 +133,13 @@ def measure(models: dict[str, str], *, logs: Path, threads: int, rounds: int) ->
     bound = {name: value.format(threads=threads) for name, value in BOUND.items()}
     found: dict[str, Any] = {name: {measure: [] for measure in MEASURES} for name in models}
     prompt = [1000 + i % 40000 for i in range(0, 7 * PROMPT, 7)]
+    pythons = {OWN: Path(sys.executable), PEER: python_in(PEER, DEFAULT_FOLDER)}
     with ExitStack() as stack:
         workers = {}
         for name, model in models.items():
             engine = PEER if name == PEER else OWN
-            python = str(ENVIRONMENT / "bin" / "python") if engine == PEER else sys.executable
             worker = WorkerProcess(
-                [python, "-m", f"benchmarks.peers.workers.{engine}"],
+                [str(pythons[engine]), "-m", f"benchmarks.peers.workers.{engine}"],
                 environment=bound if engine == PEER else {"OMP_NUM_THREADS": str(threads)},
                 log=logs / f"{Path(name).name}.log",
             )
@@ -153,7 +154,7 @@ def measure(models: dict[str, str], *, logs: Path, threads: int, rounds: int) ->
                 "version": loaded["version"],
             }
         for index in range(rounds + 1):  # the first warms up
-            for name, worker in workers.items():
+            for name, worker in turn([*workers.items()], index):
                 curve = worker.ask("curve", rows=list(ROWS), context=CONTEXT, repeats=3)["seconds"]
                 written = worker.ask("generate", prompts=[prompt], max_tokens=NUM_WRITTEN)
                 if index:
@@ -215,14 +216,14 @@ def main() -> None:
             models[arguments.beside] = arguments.beside
         results[title] = measure(models, logs=arguments.folder, threads=arguments.threads, rounds=arguments.rounds)
         print_ratios(title, results[title])
-    if arguments.json:
-        report = {
-            "machine": describe_machine(torch.device("cpu")),
-            "rounds": arguments.rounds,
-            "layers": config["num_hidden_layers"],
-            "formats": results,
-        }
-        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+        if arguments.json:  # after each format, of which one may take an hour
+            report = {
+                "machine": describe_machine(torch.device("cpu")),
+                "rounds": arguments.rounds,
+                "layers": config["num_hidden_layers"],
+                "formats": results,
+            }
+            arguments.json.write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":

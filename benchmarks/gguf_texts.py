@@ -32,8 +32,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from benchmarks.gguf_formats import ENVIRONMENT
 from benchmarks.peers.engines import BOUND
+from benchmarks.peers.install import DEFAULT_FOLDER, python_in
 from benchmarks.peers.worker_process import WorkerProcess
 from benchmarks.prompt_files import first_turns
 from forerun import LLM, SamplingParams
@@ -129,6 +129,7 @@ def compare(
     file: Path, messages: Sequence[str], *, tokenizer: str | None, max_tokens: int, threads: int
 ) -> list[Parting]:
     """Where llama.cpp's greedy answers part from forerun's."""
+    python = python_in("llama_cpp", DEFAULT_FOLDER)  # before anything is computed
     llm = LLM(str(file), tokenizer=tokenizer, max_model_len=2048, speculative_config=None)
     conversations = [[{"role": "user", "content": message}] for message in messages]
     greedy = SamplingParams(temperature=0, max_tokens=max_tokens)
@@ -140,7 +141,7 @@ def compare(
     partings = []
     with tempfile.TemporaryDirectory() as folder:
         process = WorkerProcess(
-            [str(ENVIRONMENT / "bin" / "python"), "-m", "benchmarks.peers.workers.llama_cpp_logits"],
+            [str(python), "-m", "benchmarks.peers.workers.llama_cpp_logits"],
             environment=bound,
             log=Path(folder) / "llama_cpp.log",
         )
@@ -187,14 +188,14 @@ def main() -> None:
             f"median {statistics.median(ratios or [0.0]):.2f}, largest {max(ratios, default=0.0):.2f}",
             flush=True,
         )
-    if arguments.json:
-        report = {
-            "machine": describe_machine(torch.device("cpu")),
-            "num_prompts": len(messages),
-            "max_tokens": arguments.max_tokens,
-            "partings": results,
-        }
-        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+        if arguments.json:
+            report = {
+                "machine": describe_machine(torch.device("cpu")),
+                "num_prompts": len(messages),
+                "max_tokens": arguments.max_tokens,
+                "partings": results,
+            }
+            arguments.json.write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,8 @@
 """Counts the steps that predictions save, from none at all to the very answer.
 
-Run: python -m benchmarks.predictions DATA [--model smollm2-135m]
-DATA holds the_algorithms/python_files.jsonl.gz. The target renames functions in source files, and answers again
-with each prediction, alone and before n-grams and suffixes. Nothing is
-timed: steps and rows depend on the texts alone.
+Run: python -m benchmarks.predictions FOLDER [--model smollm2-135m]
+FOLDER has .py files, or .jsonl.gz files with a "code" per line. The target renames functions in such files, and answers again
+with each prediction, alone and before n-grams and suffixes. Nothing is timed: steps and rows depend on the texts alone.
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ DRAFTERS: dict[str, dict[str, Any]] = {
 }
 
 
-def edits(data: Path) -> Iterator[tuple[str, str]]:
+def edits(folder: Path) -> Iterator[tuple[str, str]]:
     """A user's message that asks for an edit, and the file that it is about."""
-    files = sorted(source_files(data / "the_algorithms"))
+    files = sorted(source_files(folder))
     random.Random(0).shuffle(files)
     defined = ((code, FUNCTION.search(code)) for code in files if 400 < len(code) < 1400)
     named = [(code, found.group(1)) for code, found in defined if found]
@@ -66,10 +65,10 @@ def with_edited_lines(text: str, source: random.Random) -> str:
 def main() -> None:
     """Print a table of drafters and predictions."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("data", type=Path)
+    parser.add_argument("folder", type=Path)
     parser.add_argument("--model", default="smollm2-135m")
     arguments = parser.parse_args()
-    messages, files = zip(*edits(arguments.data), strict=True)
+    messages, files = zip(*edits(arguments.folder), strict=True)
     plain = LLM(arguments.model, max_model_len=2048, speculative_config=None)
     conversations = [[{"role": "user", "content": message}] for message in messages]
     greedy = SamplingParams(temperature=0, max_tokens=NUM_TOKENS)

@@ -268,6 +268,7 @@ def main() -> None:
     kinds = [choice.kind for choice in samples.choices]
     found: dict[str, Measured] = {}
     qualities: list[Quality] = []
+    machine = describe_machine(torch.device("cpu"))
     for name in track(names, description="formats"):
         llm = load(arguments.model, name)
         reference = found.get(REFERENCE)
@@ -276,26 +277,25 @@ def main() -> None:
         )
         qualities.append(compare(Path(name).name, describe_kernels(llm), found[name], found[REFERENCE], kinds))
         del llm  # before the next is loaded
-    machine = describe_machine(torch.device("cpu"))
+        if arguments.output_json:  # after each format, as all of them take hours
+            report = {
+                "machine": machine,
+                "model": without_folder(arguments.model),
+                "text": arguments.text.name,
+                "num_windows": len(samples.windows),
+                "window": WINDOW,
+                "num_questions": len(samples.choices),
+                "num_prompts": len(samples.prompts),
+                "num_judged": found[REFERENCE].num_judged,
+                "results": [asdict(row) for row in qualities],
+            }
+            arguments.output_json.write_text(json.dumps(report, indent=1) + "\n")
     console = Console(width=120)
     num_scored = len(samples.windows) * (WINDOW - 1)
     console.print(
         machine, f"{arguments.model}; {num_scored} tokens scored, {found[REFERENCE].num_judged} judged", sep="\n"
     )
     show(qualities, samples, console)
-    if arguments.output_json:
-        report = {
-            "machine": machine,
-            "model": without_folder(arguments.model),
-            "text": arguments.text.name,
-            "num_windows": len(samples.windows),
-            "window": WINDOW,
-            "num_questions": len(samples.choices),
-            "num_prompts": len(samples.prompts),
-            "num_judged": found[REFERENCE].num_judged,
-            "results": [asdict(row) for row in qualities],
-        }
-        arguments.output_json.write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":

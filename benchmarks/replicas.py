@@ -3,9 +3,9 @@
 Run: python -m benchmarks.replicas [--model smollm2-135m] [--rounds 3] [--json FILE]
 
 It needs the environment of `python -m benchmarks.peers install ray`. Each round starts, in turn, one server with one
-thread, one replica with one thread, one server with all cores, and as many replicas as there are cores (4 at most).
-What Ray adds to latency is the difference of the first two; what replicas bring is the ratio of the last two. The
-clients share the machine.
+thread, one replica with one thread, one server with all cores, and as many replicas as there are cores (4 at most);
+every other round goes back. What Ray adds to latency is the difference of the first two; what replicas bring is the
+ratio of the last two. The clients share the machine.
 """
 
 from __future__ import annotations
@@ -27,12 +27,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 import psutil
+import torch
 from rich.console import Console
 from rich.table import Table
 
 import forerun
 from benchmarks.peers.install import DEFAULT_FOLDER, python_in
+from benchmarks.peers.schedule import turn
 from benchmarks.serving import ServerStartError, is_option
+from forerun.bench.machine import describe_machine
 from forerun.deploy.ray.options import usable_cores
 
 PROGRAM = "from forerun.cli.app import program; program()"
@@ -202,10 +205,11 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     ways = setups(usable_cores())
-    found = [measure(arguments.model, one) for _ in range(arguments.rounds) for one in ways]
+    found = [measure(arguments.model, one) for number in range(arguments.rounds) for one in turn(ways, number)]
     show(found)
     if arguments.json is not None:
-        arguments.json.write_text(json.dumps([asdict(one) for one in found], indent=1) + "\n")
+        report = {"machine": describe_machine(torch.device("cpu")), "figures": [asdict(one) for one in found]}
+        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":

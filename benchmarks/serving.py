@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 
+from benchmarks.command_line import OWN_VARIABLES
 from forerun.errors import ForerunError
 
 FORERUN = [sys.executable, "-c", "import sys; from forerun.cli.app import main; sys.exit(main(sys.argv[1:]))"]
@@ -43,7 +44,7 @@ class RunningServer:
 
 def is_option(variable: str) -> bool:
     """Whether the server would take one of its options from an environment variable."""
-    return variable.startswith("FORERUN_") and not variable.startswith(("FORERUN_CACHE", "FORERUN_CPU"))
+    return variable.startswith("FORERUN_") and variable not in OWN_VARIABLES
 
 
 @contextmanager

@@ -2,8 +2,8 @@
 
     python -m benchmarks.trained_head --chat-prompts FILE --output FILE.json [--head FOLDER]
 
-All write the same prompts in turn, one sequence at a time, greedily and at temperature 1; tables and past answers are
-empty at the start. The texts must be equal, token for token.
+All write the same prompts in turn, back with every other prompt, one sequence at a time, greedily and at temperature 1; tables and
+past answers are empty at the start. The texts must be equal, token for token.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from benchmarks.peers.prompts import chat_prompts
+from benchmarks.peers.schedule import turn
 from forerun import LLM, SamplingParams
 from forerun.bench.machine import describe_machine
 from forerun.errors import ForerunError
@@ -27,6 +28,7 @@ from forerun.models.store import resolve_model
 from forerun.models.tokenizer import load_tokenizer
 
 TEMPERATURES = (0.0, 1.0)
+WARM_UP = {"prompt": "The sea is", "cache_salt": "warm-up"}  # tables and past answers of other salts stay empty
 NUM_DRAFTED = 3
 MAX_MODEL_LEN = 2048
 
@@ -38,6 +40,11 @@ class Contender:
     llm: LLM
     seconds: list[float] = field(default_factory=list)
     num_tokens: int = 0
+
+    def warm_up(self) -> None:
+        """Write something that does not count: the first answer takes longer than others."""
+        self.llm.generate(WARM_UP, SamplingParams(temperature=0, max_tokens=32, ignore_eos=True), use_tqdm=False)
+        self.llm.reset_stats()
 
     def write(self, prompt: list[int], params: SamplingParams) -> list[int]:
         """Write one answer."""
@@ -90,10 +97,12 @@ def main() -> None:
         }
         for temperature in TEMPERATURES:
             ways = contenders(given.model, given.head)
+            for way in ways.values():
+                way.warm_up()
             num_equal = 0
             for number, prompt in enumerate(prompts):
                 params = SamplingParams(temperature=temperature, seed=number, max_tokens=given.max_tokens)
-                texts = [way.write(prompt, params) for way in ways.values()]
+                texts = [way.write(prompt, params) for way in turn([*ways.values()], number)]
                 num_equal += all(text == texts[0] for text in texts)
             found = {name: way.summary(ways["plain"]) for name, way in ways.items()}
             record[f"temperature {temperature:g}"] = {"equal_texts": num_equal, **found}
@@ -105,10 +114,10 @@ def main() -> None:
                     f"{one['length'] or 1:.2f} tokens a step, {shares}"
                 )
             print(f"temperature {temperature:g}: {num_equal} of {record['num_prompts']} texts are equal", flush=True)
+            given.output.write_text(json.dumps(record, indent=2) + "\n")
     except ForerunError as error:
         print(error, file=sys.stderr)
         sys.exit(2)
-    given.output.write_text(json.dumps(record, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     running.add_argument("--static", nargs="*", help="names of the others to measure; all, if it is left out")
     running.add_argument("--static-at-once", type=int, default=4, help="of these in a piece")
     running.add_argument("--workloads", nargs="+", choices=[*GOALS], default=[*GOALS])
-    running.add_argument("--num-prompts", type=int, help="of a workload without batches, the first ones")
+    running.add_argument("--num-prompts", type=int, help="of a workload with one sequence, the first ones")
     running.add_argument("--rounds", type=int, default=3)
     running.add_argument("--minutes", type=float, default=float("inf"), help="no piece begins after so many")
     running.add_argument("--output", type=Path, required=True)
@@ -70,11 +70,8 @@ def _run(arguments: argparse.Namespace) -> int:
     target = load_target(resolve_model(arguments.model), settings, settings.torch_device)
     if target.tokenizer is None:
         raise ConfigError(f"--model: {arguments.model} has no tokenizer; give a folder that holds one")
-    maker = WorkloadMaker(
-        target.tokenizer,
-        PromptFiles(chat=arguments.chat_prompts, code=arguments.code_prompts),
-        target.model.vocab_size,
-    )
+    files = PromptFiles(chat=arguments.chat_prompts, code=arguments.code_prompts)
+    maker = WorkloadMaker(target.tokenizer, files, target.model.vocab_size)
     circumstances = {
         "model": arguments.model,
         "machine": describe_machine(settings.torch_device),
@@ -83,6 +80,7 @@ def _run(arguments: argparse.Namespace) -> int:
             make_engine(PLAIN, target, replace(settings, enforce_eager=True), None, num_sequences=1, longest=16)
         ),
         "judged": arguments.judged,
+        "prompts": files.digest(),
     }
     file = PieceFile(arguments.output)
     with Console(stderr=True).status("starting") as status:

@@ -82,15 +82,16 @@ class Runner:
         """
         self.file.check(self.circumstances, {PLAIN: None, **self.configs})
         start = self.clock()
-        left = list(turns)
+        num_left = 0
         for turn in turns:
             workload = make(turn.workload)
-            if not is_done(turn, self.file.read(), num_groups=len(workload.groups)):
-                if self.clock() - start >= seconds:
-                    break
+            if is_done(turn, self.file.read(), num_groups=len(workload.groups)):
+                continue
+            if self.clock() - start >= seconds:
+                num_left += 1
+            else:
                 self.file.add(self.measure(turn, workload), self.circumstances)
-            left.remove(turn)
-        return len(left)
+        return num_left
 
     def measure(self, turn: Turn, workload: Workload) -> Piece:
         """Answer every group with every configuration, in reverse order for every other group."""

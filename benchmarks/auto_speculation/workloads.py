@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice, zip_longest
 from pathlib import Path
 
 from benchmarks.prompt_files import first_turns, rename_wishes
+from forerun.bench.profiling.stages import digest
 from forerun.bench.prompts import encode_prompt
 from forerun.core.sampling_params import SamplingParams
 from forerun.errors import ConfigError, ForerunError
@@ -51,9 +52,9 @@ class Workload:
         """Tokens of the longest prompt and its answer."""
         return max(len(request.prompt) for group in self.groups for request in group) + MAX_TOKENS
 
-    def first(self, num_groups: int | None) -> Workload:
-        """The workload of its first groups alone; None: of all."""
-        return Workload(name=self.name, groups=self.groups[:num_groups], num_running=self.num_running)
+    def first(self, num_prompts: int | None) -> Workload:
+        """The workload of its first prompts alone; None, or where several run at a time: all of it."""
+        return self if self.num_running > 1 else replace(self, groups=self.groups[:num_prompts])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +63,14 @@ class PromptFiles:
 
     chat: Path
     code: Path
+
+    def digest(self) -> str:
+        """A few letters, by which measurements with other prompts are told apart."""
+        return digest([*first_turns(self.chat), *self.rename_wishes()])
+
+    def rename_wishes(self) -> Iterator[str]:
+        """Wishes to edit code."""
+        return islice(rename_wishes(self.code), NUM_CODE_EDITS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +119,7 @@ class WorkloadMaker:
         return [encode_prompt(self.tokenizer, question) for question in questions]
 
     def _code(self) -> list[list[int]]:
-        edits = [encode_prompt(self.tokenizer, wish) for wish in islice(rename_wishes(self.files.code), NUM_CODE_EDITS)]
+        edits = [encode_prompt(self.tokenizer, wish) for wish in self.files.rename_wishes()]
         if not edits:
             raise PromptError(f"{self.files.code}: got no Python file of 400 to 1500 characters with a function")
         return edits

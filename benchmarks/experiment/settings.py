@@ -9,15 +9,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
+from benchmarks.command_line import OWN_VARIABLES
 from benchmarks.experiment.placement import STRATEGIES
 from forerun.errors import ConfigError
 
 ENGINE_NAMES = ("forerun", "transformers", "vllm")
 METHODS = ("speculative", "target_ar")
 PREFIXES = ("FORERUN_", "VLLM_")
-FORERUN_OWN = ("FORERUN_CACHE", "FORERUN_CPU_KERNELS")
-"""Variables that forerun itself reads."""
-
 SHAREGPT_FILES = "sharegpt_gpt4.jsonl,sharegpt_V3_format.jsonl,sharegpt_zh_38K_format.jsonl"
 
 Reader = Callable[[str, str], Any]
@@ -208,7 +206,7 @@ def unknown_variables(environment: Mapping[str, str], engines: tuple[str, ...]) 
     for prefix in PREFIXES:
         engine = prefix.rstrip("_").lower()
         for name in others(environment, prefix):
-            if name in FORERUN_OWN:
+            if name in OWN_VARIABLES:
                 continue
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
             hint = f"; did you mean {near[0]}?" if near else ""

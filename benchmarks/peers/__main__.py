@@ -22,11 +22,12 @@ from benchmarks.peers.engines import OTHERS, contenders_of
 from benchmarks.peers.install import DEFAULT_FOLDER, TOOLS, InstallError, install
 from benchmarks.peers.prompts import read_prompts
 from benchmarks.peers.report import to_markdown
-from benchmarks.peers.run import Setup, run_all
+from benchmarks.peers.run import Record, Setup, run_all
 from benchmarks.peers.schedule import make_cells
 from forerun.bench.machine import describe_machine
 from forerun.models.store import resolve_model
 from forerun.models.tokenizer import load_tokenizer
+from forerun.plan.profile import write_json
 
 
 def main() -> None:
@@ -68,24 +69,26 @@ def _run(arguments: argparse.Namespace) -> None:
         count=arguments.num_prompts,
     )
     setup = Setup(model=model, environments=arguments.venvs, logs=arguments.logs, num_threads=arguments.threads)
+    circumstances = {
+        "model": arguments.model,
+        "machine": describe_machine(torch.device("cpu")),
+        "command": shlex.join(["python", "-m", "benchmarks.peers", *map(without_folder, sys.argv[1:])]),
+        "num_threads": arguments.threads,
+        "prompt_tokens": {kind: [len(prompt) for prompt in found] for kind, found in asdict(prompts).items()},
+    }
+
+    def keep(record: Record, num_rounds: int) -> None:
+        write_json(arguments.output, {**circumstances, "rounds": num_rounds, **asdict(record)})
+
     with Console(stderr=True).status("starting") as status:
-        record = run_all(
+        run_all(
             contenders_of(arguments.peers),
             make_cells(prompts),
             setup=setup,
             rounds=arguments.rounds,
             progress=status.update,
+            keep=keep,
         )
-    run = {
-        "model": arguments.model,
-        "machine": describe_machine(torch.device("cpu")),
-        "command": shlex.join(["python", "-m", "benchmarks.peers", *map(without_folder, sys.argv[1:])]),
-        "num_threads": arguments.threads,
-        "rounds": arguments.rounds,
-        "prompt_tokens": {kind: [len(prompt) for prompt in found] for kind, found in asdict(prompts).items()},
-        **asdict(record),
-    }
-    arguments.output.write_text(json.dumps(run, indent=1) + "\n")
 
 
 def _report(arguments: argparse.Namespace) -> None:

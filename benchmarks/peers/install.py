@@ -16,18 +16,16 @@ from forerun.errors import ForerunError
 REQUIREMENTS = Path(__file__).with_name("requirements")
 DEFAULT_FOLDER = Path.home() / ".cache" / "forerun" / "peers"
 TOOLS = (
-    *(
-        "dynamo",
-        "dynamo_1_6",
-        "dynamo_worker",
-        "llama_cpp_files",
-        "lm_eval",
-        "manifests",
-        "ray",
-        "ray_2_56",
-        "sglang",
-        "speculators",
-    ),
+    "dynamo",
+    "dynamo_1_6",
+    "dynamo_worker",
+    "llama_cpp_files",
+    "lm_eval",
+    "manifests",
+    "ray",
+    "ray_2_56",
+    "sglang",
+    "speculators",
 )
 """Tools of the slow tests and of benchmarks.quantized_files, which are no engines."""
 

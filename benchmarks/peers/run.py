@@ -18,6 +18,8 @@ from benchmarks.peers.worker_process import UnsupportedRequestError, WorkerProce
 MAX_MODEL_LEN = 2048
 
 Progress = Callable[[str], None]
+Keep = Callable[["Record", int], None]
+"""Is called with all figures so far, and the number of rounds that they are of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,9 +48,9 @@ class Record:
 
 
 def run_all(
-    contenders: Sequence[Contender], cells: Sequence[Cell], *, setup: Setup, rounds: int, progress: Progress
-) -> Record:
-    """Start all contenders, warm them up, and measure all cells `rounds` times.
+    contenders: Sequence[Contender], cells: Sequence[Cell], *, setup: Setup, rounds: int, progress: Progress, keep: Keep
+) -> None:
+    """Start all contenders, warm them up, and measure all cells `rounds` times; what they say is kept after each round.
 
     Raises:
         ForerunError: an environment is missing, or a worker failed.
@@ -71,7 +73,7 @@ def run_all(
             for number, cell in enumerate(cells):
                 progress(f"round {round_number + 1} of {rounds}: {cell.kind} {cell.index + 1}")
                 measuring.measure(cell, round_number=round_number, turn_number=round_number + number)
-    return record
+            keep(record, round_number + 1)
 
 
 def start_worker(contender: Contender, python: Path, *, setup: Setup) -> WorkerProcess:

@@ -43,7 +43,7 @@ from benchmarks.simulation_accuracy.runs import (
 )
 from benchmarks.simulation_accuracy.speed import AS_PROFILED, Slowness, SpeedProbe
 from forerun.bench.instruments import BandwidthProbe, Stopwatch, read_by_torch
-from forerun.bench.machine import describe_machine
+from forerun.bench.machine import describe_machine, machine_name
 from forerun.bench.profiling.grid import GRIDS
 from forerun.bench.profiling.profiler import Profiler, ProfileTask
 from forerun.bench.prompts import encode_prompt
@@ -189,9 +189,15 @@ def _rates(profile: Profile, file: Path, probe: MachineProbe, max_tokens: int) -
 
 
 def _profile(target: LoadedTarget, settings: EngineSettings, folder: Path, *, quick: bool) -> Profile:
-    """The profile of the folder, or what is missing of it measured now, with prompts that no run sends."""
+    """The profile of the folder, or what is missing of it measured now, with prompts that no run sends.
+
+    Raises:
+        ConfigError: it was made of another model or on another machine, whose runs would be mixed with those to come.
+    """
     if (folder / "profile.json").is_file():
-        return Profile.load(folder)
+        found = Profile.load(folder)
+        found.check_fits(model=settings.model, machine=machine_name(settings.torch_device))
+        return found
     tokenizer = target.tokenizer
     assert tokenizer is not None, "the model has one"
     grid = GRIDS["quick"] if quick else replace(GRIDS["usual"], num_texts=NUM_TEXTS, rounds=PROFILE_ROUNDS)

@@ -14,6 +14,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -22,6 +23,8 @@ from benchmarks.command_line import STILL_TO_DO, run_command
 from benchmarks.tuning.comparison import TuningComparison, compare
 from benchmarks.tuning.sweep import SweepFile, rounds_of, seconds_of, sweep
 from forerun.bench.energy import EnergyMeter
+from forerun.bench.machine import describe_machine
+from forerun.bench.profiling.stages import digest
 from forerun.bench.prompts import encode_prompt
 from forerun.bench.recording import read_recording
 from forerun.bench.tuning.folder import REPORT_FILE, TuningFolder, write
@@ -105,16 +108,7 @@ def _settings(
 
 def _measure(settings: TuningSettings, target: LoadedTarget, path: Path, is_time_up: Callable[[], bool]) -> int:
     """Tune, then sweep; return how many runs are still to be done."""
-    workload = settings.workload
-    identity = {
-        "model": settings.engine.model,
-        "load": workload.load.to_json(),
-        "num_prompts": len(workload.prompts),
-        "max_tokens": workload.max_tokens,
-        "space": settings.space.to_json(),
-        "objective": str(settings.objective),
-        "rounds": settings.rounds,
-    }
+    workload, identity = settings.workload, identity_of(settings, target)
     tuned = TuningFolder(path / "tuned", identity)
     with Console(stderr=True).status("starting") as status:
         tuner = Tuner(settings=settings, folder=tuned, load_target=lambda _: target, progress=status.update)
@@ -143,6 +137,21 @@ def _measure(settings: TuningSettings, target: LoadedTarget, path: Path, is_time
             rounds=settings.rounds,
             is_time_up=is_time_up,
         )
+
+
+def identity_of(settings: TuningSettings, target: LoadedTarget) -> dict[str, Any]:
+    """What was measured, and where: runs of anything else are not mixed with these."""
+    workload = settings.workload
+    return {
+        "model": settings.engine.model,
+        "machine": describe_machine(target.model.device),
+        "load": workload.load.to_json(),
+        "prompts": f"{len(workload.prompts)}, {digest(workload.prompts)}",
+        "max_tokens": workload.max_tokens,
+        "space": settings.space.to_json(),
+        "objective": str(settings.objective),
+        "rounds": settings.rounds,
+    }
 
 
 def _report(arguments: argparse.Namespace) -> int:

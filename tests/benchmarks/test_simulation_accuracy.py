@@ -6,11 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.simulation_accuracy.__main__ import CALIBRATIONS, LOADS, MOST, prompts_of
+from benchmarks.simulation_accuracy.__main__ import CALIBRATIONS, LOADS, MOST, _profile, prompts_of
 from benchmarks.simulation_accuracy.comparison import ServedRun, compare, fit_serving, summary
 from benchmarks.simulation_accuracy.prompts import KINDS, mixed_prompts, prompts_by_kind
 from benchmarks.simulation_accuracy.runs import NUM_WARMUPS
 from benchmarks.simulation_accuracy.speed import AS_PROFILED, Slowness, slowness_of
+from forerun.config.settings import EngineSettings
+from forerun.errors import ConfigError
 from forerun.plan.load import Load
 from forerun.plan.simulation.profiled import ServingCost, profiled_engine
 from forerun.plan.simulation.requests import SimulatedRequest, synthetic_requests
@@ -117,6 +119,12 @@ def test_a_server_gets_no_prompt_twice(number):
     prompts = [prompt for load in loads for prompt in prompts_of(load, number, count)]
     assert len(set(prompts)) == len(prompts) == count * len(loads)
     assert count % len(KINDS) == 0, "each load begins with the first kind"
+
+
+def test_runs_do_not_go_on_with_a_profile_of_another_machine(tmp_path):
+    a_profile(tmp_path)
+    with pytest.raises(ConfigError, match=r"of another machine .*a machine"):
+        _profile(None, EngineSettings(model="tiny"), tmp_path, quick=True)
 
 
 def test_prompts_of_the_test_are_none_of_the_profiles():

@@ -103,6 +103,12 @@ def test_a_run_whose_time_is_up_goes_on_later(runner, workload):
     assert len(runner.file.read()) == len(turns)
 
 
+def test_what_a_file_holds_already_is_not_left(runner, workload):
+    turns = turns_of(runner)
+    runner.run(turns[-1:], lambda name: workload)
+    assert runner.run(turns, lambda name: workload, seconds=0) == len(turns) - 1
+
+
 def test_pieces_of_another_model_or_with_another_meaning_of_a_name_are_not_added_to(runner, workload):
     runner.run(turns_of(runner, rounds=1), lambda name: workload)
     runner.circumstances = {**runner.circumstances, "model": "large"}

@@ -65,6 +65,20 @@ def test_too_few_prompts_for_a_batch_make_one_group_of_all(make):
     assert [len(group) for group in make("batch-64").groups] == [36]
 
 
+def test_the_first_prompts_of_one_sequence_are_taken_and_batches_whole(make):
+    assert make("chat-greedy").first(2).groups == make("chat-greedy").groups[:2]
+    assert make("chat-greedy").first(None) == make("chat-greedy")
+    assert make("batch-8").first(0) == make("batch-8")
+
+
+def test_other_prompts_have_another_digest(files):
+    before = files.digest()
+    assert files.digest() == before
+    with files.chat.open("a") as lines:
+        lines.write(json.dumps({"turns": ["one more"]}) + "\n")
+    assert files.digest() != before
+
+
 def test_the_longest_request_counts_its_answer(make):
     assert make("chat-greedy").longest == 30 + 256
 

@@ -86,6 +86,7 @@ def test_a_wrong_value_is_refused_with_what_may_be(name, value, message):
 
 def test_unknown_variables_of_an_engine_are_warned_of_and_known_ones_are_not():
     environment = {"VLLM_NUM_SPECULATIVE_TOKEN": "4", "VLLM_DTYPE": "half", "FORERUN_CACHE": "/x", "OTHER": "1"}
+    environment |= {"FORERUN_PACKED_CACHE_GB": "0"}
     (warning,) = unknown_variables(environment, ("vllm",))
     assert "did you mean VLLM_NUM_SPECULATIVE_TOKENS?" in warning
     assert "handed to vllm" in warning
