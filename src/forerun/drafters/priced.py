@@ -102,9 +102,8 @@ class AddedTokens:
 
     def __init__(self, max_depth: int) -> None:
         self._depths = [[_AtDepth() for _ in range(max_depth)] for _ in range(len(FREE_TOKENS) + 1)]
-        self._expected: dict[
-            tuple[int, float], list[Expected]
-        ] = {}  # of classes of which nothing has been learnt since
+        self._row_price = 0.0  # at which the next were found, and nothing has been learnt since
+        self._expected: dict[int, list[Expected]] = {}
 
     def observe(self, free_tokens: float, chain: Listing[Listing[Guessed]], *, num_known: int) -> None:
         """Count a chain, by its tokens at each depth; its fate is known at the first `num_known` depths that were asked for."""
@@ -115,10 +114,13 @@ class AddedTokens:
 
     def expected(self, free_tokens: float, row_price: float) -> list[Expected]:
         """What to expect down to each depth, where a row costs so many tokens."""
-        key = bisect(FREE_TOKENS, free_tokens), row_price
-        found = self._expected.get(key)
+        if row_price != self._row_price:
+            self._row_price = row_price
+            self._expected.clear()
+        of_class = bisect(FREE_TOKENS, free_tokens)
+        found = self._expected.get(of_class)
         if found is None:
-            found = self._expected[key] = list(self._expect(*key))
+            found = self._expected[of_class] = list(self._expect(of_class, row_price))
         return found
 
     def _expect(self, of_class: int, row_price: float) -> Iterator[Expected]:
