@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import sys
 from pathlib import Path
 
@@ -12,7 +11,16 @@ import torch
 
 from forerun.ops.native.training import attention_gradients, draft_loss_in_place, drafted_probs
 from forerun.train import draft_loss
-from tests.native import EMULATED, SANITIZED, every_level, every_stored_dtype, generator, threads
+from tests.native import (
+    EMULATED,
+    KERNELS,
+    SANITIZED,
+    every_level,
+    every_stored_dtype,
+    generator,
+    needs_kernels,
+    threads,
+)
 
 SCALE = 0.2
 
@@ -147,12 +155,14 @@ def test_heads_that_are_not_whole_blocks_are_refused(kernels):
         attention_gradients(kernels, *parts, torch.zeros(1, 1, 4), scale=SCALE)
 
 
-def compute_without_memory(kernels, parts):
-    """Exits with 0 if gradients of more rows than there is memory for raise, and those of few are computed afterwards."""
+def compute_without_memory(level):
+    """Returns if gradients of more rows than there is memory for raise, and those of few are computed afterwards."""
     import resource
 
-    torch.set_num_threads(1)  # a forked process has none of its parent's other threads
+    kernels = KERNELS[level]
     kernels.use_threads(2)
+    parts = [torch.zeros(1, 2, 1 << 17, 32, dtype=torch.bfloat16) for _ in range(5)]
+    parts.append(torch.zeros(1, 2, 1 << 17))
     few = [part[:, :, :40] for part in parts]
     attention_gradients(kernels, *few, scale=SCALE)  # which starts the other thread
     taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
@@ -161,20 +171,18 @@ def compute_without_memory(kernels, parts):
         attention_gradients(kernels, *parts, scale=SCALE)
     resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     assert not any(part.any() for part in attention_gradients(kernels, *few, scale=SCALE))
-    os._exit(0)
 
 
-@every_level
+@needs_kernels
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of memory as Linux has them")
 @pytest.mark.skipif(SANITIZED, reason="the sanitizer takes more addresses than the limit leaves")
 @pytest.mark.skipif(EMULATED, reason="the emulator does not keep such limits")
-def test_gradients_without_memory_enough_raise_though_several_threads_compute(kernels):
+def test_gradients_without_memory_enough_raise_though_several_threads_compute():
     """The fault: each thread took its memory while it computed, and one that got none ended the process."""
-    parts = [torch.zeros(1, 2, 1 << 17, 32, dtype=torch.bfloat16) for _ in range(5)]
-    parts.append(torch.zeros(1, 2, 1 << 17))
-    child = multiprocessing.get_context("fork").Process(
-        target=compute_without_memory, args=(kernels, parts), daemon=True
-    )
+    child = multiprocessing.get_context("spawn").Process(target=compute_without_memory, args=(next(iter(KERNELS)),))
     child.start()
-    child.join(60)
-    assert child.exitcode == 0
+    try:
+        child.join(120)
+        assert child.exitcode == 0
+    finally:
+        child.kill()
