@@ -18,6 +18,7 @@ import torch
 from filelock import FileLock
 from torch import Tensor
 
+from forerun.core.integers import is_integer
 from forerun.core.sampling_params import KVTransferParams, SamplingParams
 from forerun.core.sequence import Sequence
 from forerun.core.step import EndedSequence
@@ -54,7 +55,7 @@ class Storage:
             raise ConfigError(f"shared_storage_path: got {path!r:.80}; must be a folder")
         if Path(path).exists() and not Path(path).is_dir():
             raise ConfigError(f"shared_storage_path: got {str(path)!r}, which is a file; must be a folder")
-        if not isinstance(num_threads, int) or isinstance(num_threads, bool) or num_threads < 1:
+        if not is_integer(num_threads) or num_threads < 1:
             raise ConfigError(f"num_writer_threads: got {num_threads!r}; must be an integer of 1 or more")
         for name in ("use_synchronization_lock", "allow_custom_save_path"):
             if not isinstance(getattr(self, name), bool):

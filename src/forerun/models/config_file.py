@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from forerun.core.integers import is_integer
 from forerun.errors import ModelError, one_line
 from forerun.models.completed_config import config_without_transformers
 from forerun.models.config import MEND, HFConfig, check_num_layers
@@ -125,7 +126,7 @@ def read_mask_token(content: Mapping[str, Any], *, vocab_size: int) -> int:
         token_id = content.get(key)
         if token_id is None:
             continue
-        if not isinstance(token_id, int) or isinstance(token_id, bool) or not 0 <= token_id < vocab_size:
+        if not is_integer(token_id) or not 0 <= token_id < vocab_size:
             raise ModelError(
                 f"config.json of the drafter: {key}: got {token_id!r}; must be a token id from 0 to {vocab_size - 1}; mend it"
             )

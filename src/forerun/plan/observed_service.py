@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.core.finite_numbers import is_number
+from forerun.core.integers import is_integer
 from forerun.errors import ConfigError, did_you_mean
 from forerun.plan.corrections import FEWEST_STEPS, LEAST, MOST, AppliedCorrections, Corrections
 from forerun.plan.deployment_planner import corrected
@@ -91,7 +92,7 @@ def read_load_test(path: Path) -> LoadTest:
     errors, num_accepted = found.get("errors") or [], found.get(ACCEPTED) or 0
     if not isinstance(errors, list):
         raise ConfigError(f"{path}: got errors={errors!r:.60}; must be a list: save the load test anew")
-    if not isinstance(num_accepted, int) or isinstance(num_accepted, bool):
+    if not is_integer(num_accepted):
         raise ConfigError(
             f"{path}: got {ACCEPTED}={num_accepted!r:.60}; must be a whole number: save the load test anew"
         )

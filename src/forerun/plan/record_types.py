@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from forerun.core.finite_numbers import is_number
+from forerun.core.integers import is_integer
 from forerun.errors import ConfigError
 
 JSON_NAMES = {str: "a text", bool: "true or false", dict: "an object", list: "a list"}
@@ -34,7 +35,7 @@ def check_count(
     what: str, name: str, value: object, *, least: int, most: int = MOST_COUNT, or_none: bool = False, do: str
 ) -> None:
     """Refuse what is no whole number, or too small or too large a one; see `check_type`."""
-    is_count = isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+    is_count = is_integer(value) and least <= value <= most
     if not is_count and not (or_none and value is None):
         at_most = f", at most {most}" if isinstance(value, int) and value > most else ""
         may_be = f"a whole number, at least {least}{at_most}{', or null' if or_none else ''}"

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from forerun.core.draft import Draft
+from forerun.core.finite_numbers import is_number
 from forerun.errors import ConfigError
 from forerun.verify.base import Verdict, Verifier
 from forerun.verify.judging import Chance, IndependentVerifier, Judge, Target
@@ -94,5 +95,5 @@ def longest_above(draft: Draft, target: Target, floor: Callable[[Tensor], float]
 
 
 def _check_probability(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 <= value <= 1.0:
+    if not is_number(value) or not 0.0 <= value <= 1.0:
         raise ConfigError(f"{name}: got {value!r}; must be a number from 0 to 1; lower accepts more")

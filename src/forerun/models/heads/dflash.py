@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from forerun.core.batch import LayerKVSpec
+from forerun.core.integers import is_integer
 from forerun.errors import ModelError, one_line
 from forerun.kv.cache import LayerKV
 from forerun.models.base import LoadedTarget, TargetModel
@@ -275,7 +276,7 @@ def _check_target(content: Mapping[str, Any], config: DecoderConfig, model: Targ
 
 
 def _integer(key: str, value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool):
+    if not is_integer(value):
         raise ModelError(
             f"{CONFIG_FILE} of the head: {key}: got {value!r}; must be an integer; use a DFlash checkpoint"
         )

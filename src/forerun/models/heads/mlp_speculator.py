@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from forerun.core.integers import is_integer
 from forerun.errors import ModelError
 from forerun.models.base import LoadedTarget
 from forerun.models.heads.reader import HeadReader
@@ -99,7 +100,7 @@ class MLPSpeculator:
 
 def _positive(content: Mapping[str, Any], key: str) -> int:
     value = content.get(key)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+    if not is_integer(value) or value < 1:
         raise ModelError(
             f"{CONFIG_FILE} of the head: {key}: got {value!r}; must be an integer of 1 or more; use an MLP speculator's checkpoint"
         )

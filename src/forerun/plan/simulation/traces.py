@@ -15,6 +15,7 @@ from typing import Any
 
 from forerun.core.file_version import is_version
 from forerun.core.finite_numbers import is_number
+from forerun.core.integers import is_integer
 from forerun.errors import ConfigError, did_you_mean
 from forerun.plan.simulation.requests import SimulatedRequest
 
@@ -41,7 +42,7 @@ class _Line:
         """A number of tokens, 1 or more."""
         if isinstance(value, str) and re.fullmatch(r"-?\d{1,18}", value.strip()):
             value = int(value)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        if not is_integer(value) or value < 1:
             raise self.error(
                 f"got {name}={value!r:.60}; must be an integer of 1 or more; mend the line, or leave it out"
             )
