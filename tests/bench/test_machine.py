@@ -27,6 +27,15 @@ def test_the_line_names_processor_cores_and_versions(tmp_path, monkeypatch):
     assert f"forerun {forerun.__version__}, torch {torch.__version__}" in line
 
 
+def test_two_generations_of_one_name_are_told_apart(tmp_path, monkeypatch):
+    cpuinfo = tmp_path / "cpuinfo"
+    monkeypatch.setattr(cpu_name, "CPUINFO", cpuinfo)
+    for family, model in (("25", "17"), ("26", "2")):
+        one = f"cpu family\t: {family}\nmodel\t\t: {model}\nmodel name\t: Abacus\nstepping\t: 1\n\n"
+        cpuinfo.write_text(one + one.replace("Abacus", "Other"))
+        assert cpu_name.describe_processor() == f"Abacus (family {family}, model {model})"
+
+
 def test_without_kernels_torch_computes(folder, monkeypatch):
     monkeypatch.setenv(KERNELS_VARIABLE, "off")
     assert machine.describe_kernels(dummy_llm(folder)) == f"torch, {torch.get_num_threads()} threads"

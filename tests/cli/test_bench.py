@@ -145,6 +145,10 @@ def test_what_was_measured_is_shown_where_its_file_cannot_be_written(command, sh
     ("arguments", "hint"),
     [
         (("curve", "m", "--rows", "1,x"), "must be whole numbers with commas between them"),
+        (("curve", "m", "--rows", "1,0"), "rows: got 0; must be 1 or more"),
+        (("curve", "m", "--repeats", "0"), "repeats: got 0; must be 1 or more"),
+        (("latency", "m", "--temperature", "-1"), "temperature: got -1.0; must be 0 or more"),
+        (("throughput", "m", "--temperature", "inf"), "temperature: got inf; must be 0 or more"),
         (("latency", "m", "--n", "0"), "n: got 0; must be 1 or more"),
         (("latency", "m", "--num-iter", "5"), "Did you mean --num-iters?"),
         (("throughput", "m", "--dataset-name", "burstgpt"), "burstgpt"),

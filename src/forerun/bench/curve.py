@@ -131,7 +131,7 @@ def measure_curve(
         ConfigError: a number is below 1, or the KV memory does not hold the sequences.
         Interrupted: Ctrl-C came after a whole round.
     """
-    _check_counts(rows=rows, contexts=contexts, sequences=sequences, repeats=[repeats])
+    check_counts(rows=rows, contexts=contexts, sequences=sequences, repeats=[repeats])
     shapes = _shapes(rows, contexts, sequences)
     stopwatch = Stopwatch(llm.device, clock)
     probe = BandwidthProbe(stopwatch, read=llm.kernels.read if llm.kernels else read_by_torch)
@@ -157,7 +157,12 @@ def measure_curve(
     return curve
 
 
-def _check_counts(**counts: Sequence[int]) -> None:
+def check_counts(**counts: Sequence[int]) -> None:
+    """Refuse numbers that `measure_curve` does not take, before anything is loaded.
+
+    Raises:
+        ConfigError: one is below 1, or there are no `contexts`.
+    """
     for name, values in counts.items():
         if any(value < 1 for value in values):
             raise ConfigError(f"{name}: got {min(values)}; must be 1 or more")

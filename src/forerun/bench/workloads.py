@@ -33,6 +33,7 @@ class LatencyWorkload:
 
     def __post_init__(self) -> None:
         _check_counts(self, at_least_zero=("num_iters_warmup",))
+        check_temperature("temperature", self.temperature)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +59,7 @@ class ThroughputWorkload:
 
     def __post_init__(self) -> None:
         _check_counts(self)
+        check_temperature("temperature", self.temperature)
         if self.dataset_name == "random" and self.dataset_path is not None:
             raise ConfigError(
                 f"dataset_path: got {self.dataset_path} with dataset_name 'random', which reads none; "

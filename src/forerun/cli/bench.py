@@ -93,8 +93,15 @@ def curve(
         sequences: Numbers of sequences of one row each in a pass.
         repeats: Rounds; each measures everything once, the bandwidth too, and medians are shown.
     """
-    from forerun.bench.curve import check_drafting, keep_costs, measure_curve, measure_drafting  # torch: when needed
+    from forerun.bench.curve import (  # torch: only when it is needed
+        check_counts,
+        check_drafting,
+        keep_costs,
+        measure_curve,
+        measure_drafting,
+    )
 
+    check_counts(rows=rows, contexts=contexts, sequences=sequences, repeats=[repeats])
     llm = loading.load_llm(model, engine)
     if engine.names_drafter:
         check_drafting(llm)
