@@ -1,5 +1,6 @@
 """Settings that all tests share."""
 
+import gc
 import os
 import tempfile
 from pathlib import Path
@@ -15,6 +16,9 @@ LINKED = ("models", "peers")
 """What tests read of the user's cache folder, if it is there."""
 
 torch.set_num_threads(1)
+
+# Modules and tests, of which there are many, stay: walking them again and again takes half the time of collecting tests.
+gc.disable()
 
 # triton reads it where it is first imported, by whichever test comes first; tests/cuda.py says what for.
 if not torch.cuda.is_available():
@@ -43,6 +47,12 @@ def pytest_configure(config: pytest.Config) -> None:
         if (found := cache_folder() / name).exists():
             Path(own.name, name).symlink_to(found.resolve())
     os.environ["FORERUN_CACHE"] = own.name
+
+
+def pytest_collection_finish() -> None:
+    """From here on the garbage collector walks what tests make, and nothing that was there before."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_runtest_setup():
