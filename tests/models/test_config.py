@@ -5,7 +5,7 @@ import math
 import pytest
 
 from forerun.errors import ModelError
-from forerun.models.config import SIZES
+from forerun.models.config import SIZES, NotCoveredError
 from forerun.models.families import decoder_config
 from forerun.models.mtp_layout import COUNT_KEYS
 from tests.tiny_models import tiny_config
@@ -100,4 +100,32 @@ def test_a_number_of_mtp_layers_that_is_none_is_refused(key, count):
     config = tiny_config("LlamaForCausalLM")
     setattr(config, key, count)
     with pytest.raises(ModelError, match=f"{key}: got .*; must be a whole number"):
+        decoder_config(config)
+
+
+@pytest.mark.parametrize(("factor", "longest"), [(4.0, 2048), (None, 512), (0.5, 512)])
+def test_yarn_that_is_added_to_a_file_makes_texts_longer(factor, longest):
+    rope = {"rope_type": "yarn", "rope_theta": 1e4, "factor": factor, "original_max_position_embeddings": 512}
+    config = tiny_config("Qwen2ForCausalLM", max_position_embeddings=512)
+    config.rope_parameters = rope
+    assert decoder_config(config).max_model_len == longest
+
+
+def test_a_type_of_layers_without_a_rope_is_named():
+    config = tiny_config("Gemma3ForCausalLM")
+    config.layer_types = ["chunked_attention", "full_attention", "full_attention"]
+    with pytest.raises(NotCoveredError, match="rope_parameters: got none for layers of type 'chunked_attention'"):
+        decoder_config(config)
+
+
+def test_ropes_by_type_are_refused_where_layers_have_no_types():
+    config = tiny_config("LlamaForCausalLM")
+    config.rope_parameters = {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}
+    with pytest.raises(ModelError, match=r"cannot be used.*layer_types"):
+        decoder_config(config)
+
+
+def test_layers_that_differ_from_each_other_are_refused():
+    config = tiny_config("LlamaForCausalLM", per_layer_config={"1": {"intermediate_size": 96}})
+    with pytest.raises(ModelError, match="per_layer_config: got layers that differ"):
         decoder_config(config)

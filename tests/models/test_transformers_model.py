@@ -9,8 +9,10 @@ from transformers import (
     GPT2Config,
     GPTNeoXConfig,
     GptOssConfig,
+    HunYuanDenseV1Config,
     Llama4TextConfig,
     MambaConfig,
+    MiniMaxM3VLTextConfig,
     MixtralConfig,
     Phi3Config,
     Qwen3MoeConfig,
@@ -75,6 +77,22 @@ REFUSED = {
     "bidirectional": (
         BertConfig(vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4),
         "see later ones",
+    ),
+    "selected_blocks": (
+        MiniMaxM3VLTextConfig(
+            **SIZES,
+            num_local_experts=4,
+            num_experts_per_tok=2,
+            dense_intermediate_size=16,
+            shared_intermediate_size=16,
+            rotary_dim=4,
+            layer_types=["minimax_m3_sparse"] * 3,
+            index_n_heads=2,
+            index_head_dim=8,
+            index_block_size=16,
+            index_topk_blocks=1,
+        ),
+        "selects",
     ),
     "chunked_attention": (Llama4TextConfig(**SIZES, **EXPERTS, attention_chunk_size=16), "neither causal"),
 }
@@ -271,6 +289,17 @@ def test_rotary_embeddings_that_depend_on_the_batch_are_refused(tmp_path, rope_t
     config.rope_parameters = {"rope_type": rope_type, "rope_theta": 1e4}
     with pytest.raises(ModelError, match="changes with the longest sequence"):
         load(tmp_path, config)
+
+
+def test_a_rotary_embedding_that_is_called_dynamic_but_is_fixed_is_computed(tmp_path):
+    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "alpha": 50.0, "factor": 1.0}
+    config = HunYuanDenseV1Config(**SIZES, rope_parameters=rope)
+    theirs = make_model(config)
+    theirs.save_pretrained(tmp_path)
+    tokens = torch.arange(3, 23)
+    model = load(tmp_path, config)
+    found = run(model, make_cache(model), tokens, (0, 20)).logits
+    torch.testing.assert_close(found, theirs(input_ids=tokens[None]).logits[0], atol=1e-4, rtol=1e-4)
 
 
 def test_loading_prints_nothing(folder, capfd):

@@ -18,6 +18,7 @@ HFConfig = Any
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 ROTATED = "rotated_dimensions"  # a rope parameter that GGUF files alone have: how many of a head's dimensions turn
+ORIGINAL = "original_max_position_embeddings"  # tokens that a model was trained on before its rope was stretched
 
 SIZES = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
@@ -115,12 +116,15 @@ def check_num_layers(content: Mapping[str, Any]) -> None:
 
 
 def common_config(hf: HFConfig, *, rotates_part: bool = False) -> DecoderConfig:
-    """Resolve what all families name alike: sizes, one rope for all layers, no windows; `rotates_part`: see `rope_config`.
+    """Resolve what all families name alike: sizes, ropes, no windows; `rotates_part`: see `rope_config`.
 
     Raises:
         NotCoveredError: the decoder does not have the rope or the activation.
         ModelError: a value is impossible.
     """
+    content = hf.to_dict()
+    if not content.get("is_causal", True):
+        raise ModelError("is_causal: got False; must be True, as text is generated left to right; use another model")
     for name in SIZES:
         if getattr(hf, name) < 1:
             raise ModelError(f"{name}: got {getattr(hf, name)}; must be 1 or more; {MEND}")
@@ -129,16 +133,14 @@ def common_config(hf: HFConfig, *, rotates_part: bool = False) -> DecoderConfig:
             f"num_key_value_heads: got {hf.num_key_value_heads}; must divide num_attention_heads "
             f"({hf.num_attention_heads}); {MEND}"
         )
-    head_dim = hf.to_dict().get("head_dim")
+    head_dim = content.get("head_dim")
     if head_dim is None:  # absent or null
         head_dim = hf.hidden_size // hf.num_attention_heads
     if head_dim < 1:
         raise ModelError(f"head_dim: got {head_dim}; must be 1 or more; {MEND}")
     parameters = hf.rope_parameters
-    is_nested = any(
-        isinstance(value, Mapping) for value in parameters.values()
-    )  # one rope per layer type: the row resolves them
-    rope = None if is_nested else rope_config(hf, parameters, head_dim, rotates_part=rotates_part)
+    if content.get(ORIGINAL) is not None:  # as in transformers a length beside the rope comes before the rope's own
+        parameters = {**parameters, ORIGINAL: content[ORIGINAL]}
     return DecoderConfig(
         vocab_size=hf.vocab_size,
         hidden_size=hf.hidden_size,
@@ -146,14 +148,27 @@ def common_config(hf: HFConfig, *, rotates_part: bool = False) -> DecoderConfig:
         num_heads=hf.num_attention_heads,
         num_kv_heads=hf.num_key_value_heads,
         head_dim=head_dim,
-        max_model_len=hf.max_position_embeddings,
-        activation=checked_activation(hf.to_dict().get("hidden_act", "silu")),
+        max_model_len=longest_text(hf.max_position_embeddings, parameters),
+        activation=checked_activation(content.get("hidden_act", "silu")),
         norm_eps=hf.rms_norm_eps,
         attention_scale=head_dim**-0.5,
         windows=(None,) * hf.num_hidden_layers,
-        ropes=(rope,) * hf.num_hidden_layers,
+        ropes=_ropes(hf, parameters, head_dim, rotates_part=rotates_part),
         tied=hf.tie_word_embeddings,
     )
+
+
+def longest_text(max_len: int, parameters: Mapping[str, Any]) -> int:
+    """Return how many tokens a text may have: `max_len`, or as many as yarn stretches the trained length to.
+
+    The latter is more where a user has added yarn to a file and left the rest as it was, as Qwen's model cards say.
+
+    Raises:
+        ModelError: a parameter is not a positive number.
+    """
+    if parameters.get("rope_type") != "yarn":
+        return max_len
+    return max(max_len, int(_original_max_len(parameters, max_len) * _number(parameters, "factor", default=1.0)))
 
 
 def checked_activation(name: str) -> str:
@@ -201,6 +216,22 @@ def windows_by_layer_type(hf: HFConfig) -> tuple[int | None, ...]:
     if window is None and "sliding_attention" in hf.layer_types:
         raise ModelError("sliding_window: got None, but layers are of type sliding_attention; set it")
     return tuple(window if kind == "sliding_attention" else None for kind in hf.layer_types)
+
+
+def _ropes(hf: HFConfig, parameters: Mapping[str, Any], head_dim: int, *, rotates_part: bool) -> tuple[RopeConfig, ...]:
+    """Resolve the rope of each layer: one for all, or one for each type of layers.
+
+    Raises:
+        NotCoveredError: there are ropes by type of layers, but none for one of the types.
+    """
+    if not any(isinstance(value, Mapping) for value in parameters.values()):
+        num_layers: int = hf.num_hidden_layers
+        return (rope_config(hf, parameters, head_dim, rotates_part=rotates_part),) * num_layers
+    absent = set(hf.layer_types) - parameters.keys()
+    if absent:
+        raise NotCoveredError(f"rope_parameters: got none for layers of type {min(absent)!r}; may be one for each type")
+    ropes = {kind: rope_config(hf, parameters[kind], head_dim) for kind in set(hf.layer_types)}
+    return tuple(ropes[kind] for kind in hf.layer_types)
 
 
 def rope_config(
@@ -269,7 +300,7 @@ def _number(parameters: Mapping[str, Any], key: str, *, default: float | None = 
 
 
 def _original_max_len(parameters: Mapping[str, Any], max_len: int) -> float:
-    return _number(parameters, "original_max_position_embeddings", default=max_len)
+    return _number(parameters, ORIGINAL, default=max_len)
 
 
 def _yarn_scaling(parameters: Mapping[str, Any], max_len: int) -> RopeScaling:

@@ -13,7 +13,7 @@ import sys
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
@@ -211,13 +211,13 @@ def _chunks(file: IO[bytes]) -> Iterator[bytes]:
 
 
 def _size_of_wheels(folder: Path) -> int:
-    """Return the bytes of the largest wheel under `folder`; files may vanish while pip moves them."""
+    """Return the bytes of the largest wheel under `folder`; files and folders may vanish while pip moves them."""
     size = 0
-    for path in folder.rglob("*.whl"):
-        try:
-            size = max(size, path.stat().st_size)
-        except FileNotFoundError:
-            continue
+    for parent, _, names in os.walk(folder):  # which passes over folders that are gone, as rglob does not
+        for name in names:
+            if name.endswith(".whl"):
+                with suppress(FileNotFoundError):
+                    size = max(size, os.stat(os.path.join(parent, name)).st_size)
     return size
 
 

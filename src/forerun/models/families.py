@@ -23,7 +23,6 @@ from forerun.models.config import (
     checked_activation,
     checked_window,
     common_config,
-    rope_config,
     windows_by_layer_type,
 )
 from forerun.models.config_defaults import (
@@ -106,8 +105,7 @@ def _gemma2(hf: HFConfig) -> DecoderConfig:
 
 
 def _gemma3(hf: HFConfig) -> DecoderConfig:
-    ropes = {kind: rope_config(hf, hf.rope_parameters[kind], hf.head_dim) for kind in set(hf.layer_types)}
-    return replace(_gemma(hf), qk_norm=QKNorm.HEAD, ropes=tuple(ropes[kind] for kind in hf.layer_types))
+    return replace(_gemma(hf), qk_norm=QKNorm.HEAD)
 
 
 def _gemma(hf: HFConfig) -> DecoderConfig:
@@ -316,6 +314,8 @@ def decoder_config(hf: HFConfig) -> DecoderConfig:
     architecture = (hf.architectures or ["none"])[0]
     if architecture not in FAMILIES:
         raise NotCoveredError(f"architecture {architecture!r} has no row{did_you_mean(architecture, FAMILIES)}")
+    if hf.get_text_config().to_dict().get("per_layer_config"):
+        raise ModelError("per_layer_config: got layers that differ from each other; must be empty; use another model")
     try:
         config = FAMILIES[architecture].decoder(hf)
     except (ArithmeticError, AttributeError, TypeError, ValueError) as error:

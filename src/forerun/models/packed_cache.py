@@ -117,8 +117,9 @@ class PackedCache:
         read: Callable[[IO[bytes]], Tensor] = map_or_read,
         log_level: int = logging.WARNING,
     ) -> Iterator[KeptWeights]:
-        """The kept weights of a model, or a place to keep them; what was added is kept if no error ends the block.
+        """The kept weights of a model, or a place to keep them.
 
+        What was added is kept if no error ends the block, and the model's files have not changed meanwhile.
         `expected_bytes` is about what will be kept, None: as much as the model's own files have; nothing is begun that has
         no room. `read` brings a file of kept weights into memory. `log_level` is how loud it is said that nothing can be kept.
         """
@@ -142,7 +143,14 @@ class PackedCache:
         except BaseException:
             new.abandon()
             raise
-        if new.finish({"key": key}):
+        if _has_changed(model, key):
+            new.abandon()
+            logger.log(
+                log_level,
+                "what was packed is not kept: the files of %s changed while they were read; start again when nothing writes them",
+                model.path,
+            )
+        elif new.finish({"key": key}):
             self._make_room(path)
 
     def prune(self, *, everything: bool = False) -> list[PrunedFile]:
@@ -230,6 +238,14 @@ def _open(path: Path, key: Mapping[str, Any], read: Callable[[IO[bytes]], Tensor
     with suppress(OSError):  # a folder that may only be read
         os.utime(path)
     return found
+
+
+def _has_changed(model: PackedModel, key: Mapping[str, Any]) -> bool:
+    """Whether a model's files are no more those of this key."""
+    try:
+        return model.key() != key
+    except OSError:  # one is gone
+        return True
 
 
 def _status(path: Path) -> os.stat_result | None:

@@ -134,12 +134,15 @@ class Tokenizer:
         """The template for conversations with tools, or None if it reads no tools."""
         return self.find_tool_template(None)
 
-    def find_tool_template(self, chat_template: str | None) -> str | None:
-        """Return the same for a template in place of the model's; None is the model's."""
+    def find_tool_template(self, chat_template: str | None, *, has_tools: bool = True) -> str | None:
+        """Return the same for a template in place of the model's; None is the model's.
+
+        Without `has_tools` it is the template for conversations that offer none, which may be another one.
+        """
         from forerun.models.chat_template import variables_of
 
         try:
-            template = self._template(chat_template, has_tools=True)
+            template = self._template(chat_template, has_tools=has_tools)
         except ValueError:
             return None
         return template if "tools" in variables_of(template) else None

@@ -33,6 +33,7 @@ CHECKED_TOKENS = 8
 CHECKED_BLOCK_SIZE = 4
 TOLERANCE = 1e-3  # of a row's norm
 HALF_TOLERANCE = 0.1  # of the median row's: in 16 bits a router's near tie may fall the other way in some
+SELECTIONS = ("indices", "block_indices")  # arguments by which a layer names the tokens that it attends to
 
 
 class UnsupportedAttentionError(Exception):
@@ -180,10 +181,13 @@ def _attention_forward(
 ) -> tuple[Tensor, None]:
     """Compute attention as transformers calls it: [1, heads, T, dim] in, [1, T, heads, dim] out.
 
-    Its other arguments (dropout, and those of other implementations) are not used.
+    Its other arguments (dropout, and those of other implementations) are not used. A selection of tokens is refused, as it
+    matters only in texts that are longer than the one that is compared.
     """
     if "handler" not in kwargs:
         raise UnsupportedAttentionError("it does not pass keyword arguments of the model's call on to attention")
+    if any(kwargs.get(name) is not None for name in SELECTIONS):
+        raise UnsupportedAttentionError("it attends to some of the past tokens only, which it selects")
     handler: AttentionHandler = kwargs["handler"]
     layer_idx: Any = module.layer_idx
     call = AttentionCall(

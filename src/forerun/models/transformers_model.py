@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 from forerun.core.batch import ForwardBatch, ForwardResult
 from forerun.errors import DraftError, ModelError, one_line
 from forerun.models.checkpoint import open_checkpoint
+from forerun.models.config import longest_text
 from forerun.models.gguf.file import open_gguf
 from forerun.models.gguf.with_transformers import load_transformers_gguf
 from forerun.models.model_folder import find_gguf
@@ -45,6 +46,7 @@ from forerun.ops.candidates import find_candidates
 STAND_IN_TOKENS = 32  # of a single layer's model
 LISTS_BY_LAYER = ("layer_types", "mlp_layer_types")
 BATCH_ROPES = ("dynamic", "longrope")  # their frequencies depend on the longest sequence of the batch
+FIXED_BY_ALPHA = ("hunyuan_v1_dense", "hunyuan_v1_moe")  # model types whose dynamic rope is none where it has an alpha
 
 
 class TransformersModel:
@@ -56,7 +58,9 @@ class TransformersModel:
         self.vocab_size = vocab_size
         self.hidden_size: int = config.hidden_size
         self.num_layers = len(layers)
-        self.max_model_len: int = config.max_position_embeddings
+        self.max_model_len = longest_text(
+            config.max_position_embeddings, getattr(config, "rope_parameters", None) or {}
+        )
         self.kv_specs = [layer.spec for layer in layers.values()]
         self.dtype: torch.dtype = model.dtype
         self.device: torch.device = model.device
@@ -325,7 +329,8 @@ def _refuse_batch_ropes(path: Path, config: PretrainedConfig) -> None:
     rope: Any = getattr(config.get_text_config(), "rope_parameters", None) or {}
     per_layer_type = [value for value in rope.values() if isinstance(value, dict)]
     for parameters in per_layer_type or [rope]:
-        if parameters.get("rope_type") in BATCH_ROPES:
+        is_fixed = parameters.get("alpha") and config.model_type in FIXED_BY_ALPHA
+        if parameters.get("rope_type") in BATCH_ROPES and not is_fixed:
             raise ModelError(
                 f"{path}: rope_type {parameters['rope_type']!r} changes with the longest sequence of a batch, "
                 f"which would change texts; not supported for {config.model_type!r}, use another model"

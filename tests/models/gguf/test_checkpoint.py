@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from forerun.errors import ModelError
-from forerun.models.checkpoint import WeightReader, open_checkpoint
+from forerun.models.checkpoint import WeightReader, dense, open_checkpoint
 from forerun.models.gguf import grouped
 from forerun.models.gguf.checkpoint import firsts_before_seconds
 from forerun.models.gguf.grouped import SCALES
@@ -67,6 +67,25 @@ def test_matrices_stay_in_blocks(in_blocks):
     assert (found.format, found.shape) == ("Q8_0", checkpoint.shape(DOWN))
     packed = gguf.quantize(tensors["blk.1.ffn_down.weight"], gguf.GGMLQuantizationType.Q8_0)
     assert np.array_equal(found.data.numpy(), packed)
+
+
+@pytest.mark.parametrize("kinds", [(), ["Q8_0"], ["Q4_1"], ["TQ2_0"]])
+def test_a_factor_of_a_weight_multiplies_its_values(tmp_path, kinds):
+    own = {"blk.1.ffn_down.scale": np.float32([0.5]), "blk.1.ffn_down.input_scale": np.float32([3.0])}
+    own |= {"blk.0.attn_q.scale": np.float32([0.25])}
+    for name, changes in (("plain", {}), ("with", own)):
+        save_tiny_gguf(tmp_path / f"{name}.gguf", kinds=kinds, changes=changes)
+    plain, found = (open_checkpoint(tmp_path / f"{name}.gguf") for name in ("plain", "with"))
+    assert found.names() == plain.names()
+    for name, factor in ((DOWN, 0.5), (QUERY, 0.25), (UP, 1.0)):
+        assert torch.equal(dense(found.load(name)), dense(plain.load(name)) * factor)
+
+
+@pytest.mark.parametrize("factor", [[1.0, 2.0], [float("nan")]])
+def test_a_factor_that_is_no_number_is_refused(tmp_path, factor):
+    save_tiny_gguf(tmp_path / "x.gguf", changes={"blk.1.ffn_down.scale": np.float32(factor)})
+    with pytest.raises(ModelError, match=r"tensor 'blk.1.ffn_down.scale' is no single number"):
+        open_checkpoint(tmp_path / "x.gguf").load(DOWN)
 
 
 def test_blocks_that_were_forgotten_are_read_again(tmp_path):

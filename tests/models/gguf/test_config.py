@@ -11,7 +11,7 @@ from forerun.models.checkpoint import open_checkpoint
 from forerun.models.config_file import eos_token_ids, read_config
 from forerun.models.families import decoder_config
 from forerun.ops.rotary import LinearScaling
-from tests.gguf_bytes import ARRAY, BOOL, F32, STRING, U32, Key, Tensor, gguf_bytes
+from tests.gguf_bytes import ARRAY, BOOL, F32, I32, STRING, U32, Key, Tensor, gguf_bytes
 
 SIZES = {
     "block_count": 1,
@@ -21,6 +21,7 @@ SIZES = {
     "attention.head_count": 4,
     "attention.head_count_kv": 2,
 }
+KV_HEADS = "attention.head_count_kv"
 TENSORS = [Tensor("token_embd.weight", [32, 8]), Tensor("blk.0.attn_norm.weight", [32], offset=1024)]
 
 
@@ -84,6 +85,12 @@ def test_texts_end_with_each_token_that_is_known_to_end_them(tmp_path):
     path = save(tmp_path, tokens=[words, *ends])
     assert read_config(path).eos_token_id[:2] == [3, 2]  # those that the file names come first
     assert eos_token_ids(path) == {1, 2, 3, 4}
+
+
+def test_a_html_tag_ends_no_text_of_gemma(tmp_path):
+    words = Key("tokenizer.ggml.tokens", ARRAY, ["<eos>", "<s>", "a", "</s>", "<end_of_turn>"], STRING)
+    for architecture, ends in (("llama", {0, 3, 4}), ("gemma3", {0, 4})):
+        assert eos_token_ids(save(tmp_path, architecture, tokens=[words])) == ends
 
 
 def test_a_number_that_no_token_has_neither_ends_nor_fills_texts(tmp_path):
@@ -241,7 +248,21 @@ def test_metadata_that_contradict_each_other_are_named_with_what_is_inside(tmp_p
     assert found.endswith("convert the original model again")
 
 
-def test_sizes_by_layer_are_refused(tmp_path):
+@pytest.mark.parametrize("by_layer", [[2], [2, 2, 2]])
+def test_key_heads_by_layer_are_taken_where_all_have_as_many(tmp_path, by_layer):
+    """As files of dense Granite 4 models have them."""
+    expected = read_config(save(tmp_path))
+    found = save(tmp_path, without=[KV_HEADS], more=[Key(KV_HEADS, ARRAY, by_layer, I32)])
+    assert read_config(found) == expected
+
+
+@pytest.mark.parametrize(("by_layer", "kind"), [([2, 4], I32), ([2.0, 2.0], F32), ([-2, -2], I32), ([], I32)])
+def test_key_heads_that_differ_by_layer_are_refused(tmp_path, by_layer, kind):
+    path = save(tmp_path, without=[KV_HEADS], more=[Key(KV_HEADS, ARRAY, by_layer, kind)])
+    assert f"{KV_HEADS}: got an array of {len(by_layer)}; must be a whole number" in refusal(path)
+
+
+def test_other_sizes_by_layer_are_refused(tmp_path):
     path = save(tmp_path, without=["feed_forward_length"], more=[Key("feed_forward_length", ARRAY, [64], U32)])
     assert "feed_forward_length: got an array of 1; must be a whole number" in refusal(path)
 
@@ -258,6 +279,16 @@ def test_more_tokens_than_embeddings_are_refused(tmp_path):
 def test_phi3_with_longrope_is_refused(tmp_path):
     tensors = [*TENSORS, Tensor("rope_factors_long.weight", [4], offset=2048)]
     assert "LongRoPE" in refusal(save(tmp_path, "phi3", tensors=tensors))
+
+
+def test_scales_and_caps_of_0_are_none(tmp_path):
+    names = ("attention.scale", "embedding_scale", "residual_scale")
+    zeros = [Key(name, F32, 0.0) for name in names]
+    with_zeros, without = (decoder_config(read_config(save(tmp_path, "granite", more=more))) for more in (zeros, []))
+    assert with_zeros == without
+    assert without.attention_scale == pytest.approx(8**-0.5)
+    capped = save(tmp_path, "gemma3", more=[Key("final_logit_softcapping", F32, 0.0)])
+    assert decoder_config(read_config(capped)).logit_soft_cap is None
 
 
 def test_granite_without_rope_is_refused(tmp_path):

@@ -103,6 +103,14 @@ def test_a_cache_of_no_bytes_keeps_no_tokenizer(tmp_path, cache, monkeypatch):
     assert not cache.folder.exists()
 
 
+def test_pieces_of_a_model_that_is_larger_than_the_cache_are_kept(tmp_path, cache):
+    path = save(tmp_path / "m.gguf", kind="llama")
+    with path.open("ab") as file:
+        file.truncate(1 << 31)  # a hole, which takes no place on the disk
+    definition(path)
+    assert len(kept(cache)) == 1
+
+
 def test_a_start_without_kernels_has_pieces_of_its_own(tmp_path, cache, monkeypatch):
     path = save(tmp_path / "m.gguf", kind="llama")
     definition(path)

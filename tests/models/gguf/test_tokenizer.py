@@ -192,6 +192,19 @@ def test_a_word_that_ends_answers_is_found_whole_whatever_its_type(tmp_path, kin
     assert tokenizer.decode([0, 2, 1], skip_special_tokens=True) == "ab"
 
 
+def test_html_tags_of_gemma_are_text(tmp_path):
+    keys = [
+        Key("tokenizer.ggml.token_type", ARRAY, [1, 1, 4], I32),
+        Key("tokenizer.ggml.add_space_prefix", BOOL, False),
+    ]
+    words = ["a", "b", "</s>"]
+    for architecture, text in (("llama", "ab"), ("gemma3", "a</s>b")):
+        path = save_two_words(tmp_path, *keys, architecture=architecture, kind="llama", words=words)
+        tokenizer = load_tokenizer(path)
+        assert tokenizer.encode("a</s>b", add_special_tokens=False) == [0, 2, 1]
+        assert tokenizer.decode([0, 2, 1], skip_special_tokens=True) == text
+
+
 def test_the_unknown_word_is_a_special_token(tmp_path):
     types = Key("tokenizer.ggml.token_type", ARRAY, [1, 1, 2], I32)
     tokenizer = load_tokenizer(save_two_words(tmp_path, types, words=["a", "b", "<unk>"]))
@@ -292,14 +305,14 @@ def test_a_score_that_is_no_number_is_refused(tmp_path):
         load_tokenizer(save_two_words(tmp_path, kind="llama", scores=[0.0, math.nan]))
 
 
-def save_two_words(tmp_path, *keys, kind="gpt2", scores=(), words=("a", "b")):
+def save_two_words(tmp_path, *keys, architecture="llama", kind="gpt2", scores=(), words=("a", "b")):
     """A file whose vocabulary is a and b."""
     merges = (
         []
         if any(key.name.endswith("merges") for key in keys) or scores
         else [Key("tokenizer.ggml.merges", ARRAY, [], STRING)]
     )
-    found = [Key("general.architecture", STRING, "llama"), Key("tokenizer.ggml.model", STRING, kind)]
+    found = [Key("general.architecture", STRING, architecture), Key("tokenizer.ggml.model", STRING, kind)]
     found += [Key("tokenizer.ggml.tokens", ARRAY, words, STRING), *merges, *keys]
     if scores:
         found.append(Key("tokenizer.ggml.scores", ARRAY, scores, F32))

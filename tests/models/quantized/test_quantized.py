@@ -40,13 +40,14 @@ def values_of(parts, config):
     return weight.format, weight.dequantize().double().numpy()
 
 
+@pytest.mark.parametrize("name", ["checkpoint_format", "format"])
 @given(st.integers(0, 2**32), st.sampled_from([32, 64, 96]), st.sampled_from([1, 2]), st.sampled_from([2, 4]))
 @settings(max_examples=20, deadline=None)
-def test_gptq_has_its_own_values_in_both_versions(seed, group_size, version, bits):
+def test_gptq_has_its_own_values_in_both_versions(name, seed, group_size, version, bits):
     codes, zeros, scales, values = random_groups(seed, group_size=group_size, bits=bits)
     parts = gptq_parts(codes, zeros, scales, bits=bits, group_size=group_size, version=version)
     kind = "gptq" if version == 1 else "gptq_v2"
-    _, found = values_of(parts, {"quant_method": "gptq", "bits": bits, "checkpoint_format": kind})
+    _, found = values_of(parts, {"quant_method": "gptq", "bits": bits, name: kind})
     assert np.array_equal(found, values)
 
 
@@ -290,8 +291,10 @@ def test_eight_bits_that_are_not_symmetric_are_refused():
         ({"quant_method": "gptq", "bits": 3}, r"\(gptq\): bits: got 3; may be 2, 4, 8"),
         ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "checkpoint_format: got 'marlin'"),
         ({"quant_method": "gptq", "bits": 4, "dynamic": {"x": {}}}, "dynamic: got"),
+        ({"quant_method": "gptq", "bits": 4, "rotation": "hadamard"}, "rotation: got 'hadamard'; may be left out"),
         ({"quant_method": "awq", "bits": 8}, "bits: got 8; may be 4"),
         ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "version: got 'gemv'; may be gemm"),
+        ({"quant_method": "awq", "bits": 4, "format": "gemv"}, "version: got 'gemv'; may be gemm"),
         ({"quant_method": "awq", "bits": 4, "zero_point": False}, "zero_point: got False"),
         (compressed_settings(bits=3), "weights: got 'int3'; may be int4, int8"),
         (compressed_settings(strategy="block"), "strategy: got 'block'; may be group, channel"),
@@ -304,11 +307,17 @@ def test_eight_bits_that_are_not_symmetric_are_refused():
             r"weights: got \['x'\]; may be int4, int8",
         ),
         (compressed_settings(kv_cache_scheme={"num_bits": 8}), "kv_cache_scheme: got"),
+        (compressed_settings(sparsity_config={"format": "sparse-bitmask"}), "sparsity_config: got"),
     ],
 )
 def test_what_is_not_supported_is_named(config, message):
     with pytest.raises(ModelError, match=message):
         quantized_layout(config)
+
+
+def test_what_is_said_of_the_zeros_among_dense_weights_changes_nothing():
+    sparsity = {"format": "dense", "global_sparsity": 0.14, "sparsity_structure": "unstructured"}
+    assert quantized_layout(compressed_settings(sparsity_config=sparsity)) == quantized_layout(compressed_settings())
 
 
 @pytest.mark.parametrize("which", ["input_activations", "output_activations"])

@@ -49,6 +49,15 @@ def test_calls_and_results_become_text():
     assert messages[1]["tool_calls"] == [CALL, CALL]
 
 
+def test_earlier_calls_are_kept_where_the_template_for_conversations_without_tools_reads_none(tmp_path):
+    templates = {"default": "{% for m in messages %}{{ m.content }}\n{% endfor %}", "tool_use": "{{ tools | tojson }}"}
+    tokenizer = load_tokenizer(save_tiny_tokenizer(tmp_path, chat_template=templates))
+    messages = [USER, {"role": "assistant", "content": "", "tool_calls": [CALL]}, {"role": "tool", "content": "21"}]
+    asked, called, result = (message["content"] for message in as_text(messages, [], FORMATS["hermes"]))
+    assert lay_out(tokenizer, messages) == f"{asked}\n{called}\n{result}\n"
+    assert lay_out(tokenizer, messages, tools=[TOOL]).startswith("[{")
+
+
 def test_a_template_that_reads_tools_gets_texts_in_one_piece_and_arguments_as_objects(tmp_path):
     template = (
         "{{ tools | tojson }}{% for m in messages %}{{ m.content }}{{ (m.tool_calls or []) | tojson }}{% endfor %}"

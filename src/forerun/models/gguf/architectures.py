@@ -115,13 +115,14 @@ def _smollm3(file: GGUFFile) -> Fields:
 
 
 def _granite(file: GGUFFile) -> Fields:
+    """Granite's fields; as in llama.cpp, a scale of 0 is none."""
     if not file.own.flag("rope.scaling.finetuned", True):
         raise NotCoveredError(f"{file.path}: this Granite has no rotary embedding, which the decoder does not compute")
     head_dim = _head_dim(file)
     return _llama(file) | {
-        "attention_multiplier": file.own.number("attention.scale", head_dim**-0.5),
-        "embedding_multiplier": file.own.number("embedding_scale", 1.0),
-        "residual_multiplier": file.own.number("residual_scale", 1.0),
+        "attention_multiplier": file.own.number("attention.scale", 0.0) or head_dim**-0.5,
+        "embedding_multiplier": file.own.number("embedding_scale", 0.0) or 1.0,
+        "residual_multiplier": file.own.number("residual_scale", 0.0) or 1.0,
         "logits_scaling": file.own.number("logit_scale", 1.0),
     }
 
@@ -147,13 +148,14 @@ def _gemma2(file: GGUFFile) -> Fields:
 
 def _gemma3(file: GGUFFile) -> Fields:
     window = file.own.integer("attention.sliding_window", 0)
-    fields: Fields = _gemma(file, wide_layers=62) | {"sliding_window": window or None}
+    fields: Fields = _gemma(file, wide_layers=62) | {
+        "sliding_window": window or None,
+        "final_logit_softcapping": file.own.number("final_logit_softcapping", 0.0) or None,
+    }
     if not window:
         fields["layer_types"] = ["full_attention"] * file.own.integer("block_count")
     elif "attention.sliding_window_pattern" in file.own:
         fields["sliding_window_pattern"] = file.own.integer("attention.sliding_window_pattern")
-    if "final_logit_softcapping" in file.own:
-        fields["final_logit_softcapping"] = file.own.number("final_logit_softcapping")
     return fields
 
 

@@ -11,13 +11,18 @@ from forerun.errors import ModelError
 from forerun.models.checkpoint_facts import CheckpointFacts
 from forerun.models.gguf.architectures import ROPE_FACTORS, GGUFArchitecture, architecture_of, unknown_architecture
 from forerun.models.gguf.file import GGUFFile, open_gguf
+from forerun.models.gguf.grouped import scaled
 from forerun.models.gguf.header import TensorPlace
 from forerun.models.gguf.tensors import are_mixed, load_tensor, loaded_bytes
 from forerun.ops.block_weight import BlockWeight
 
 
 class GGUFCheckpoint:
-    """A `Checkpoint` of a GGUF file. A tensor is mapped into memory for as long as it is used."""
+    """A `Checkpoint` of a GGUF file. A tensor is mapped into memory for as long as it is used.
+
+    Beside a weight a factor of all its values may stand ("attn_q.scale", as in NVFP4), and another of the rows that it is
+    multiplied with ("attn_q.input_scale"), which counts only where those are rounded to few bits.
+    """
 
     def __init__(self, file: GGUFFile, row: GGUFArchitecture) -> None:
         """Find the decoder's name of each tensor; one that it has no name for keeps its own.
@@ -28,9 +33,15 @@ class GGUFCheckpoint:
         self._file = file
         self._row = row
         self._places: dict[str, TensorPlace] = {}
+        self._factors: dict[str, TensorPlace] = {}
         for stored, place in file.tensors.items():
             if stored == ROPE_FACTORS:
                 continue  # the configuration's
+            stem, _, kind = stored.rpartition(".")
+            if kind in ("scale", "input_scale") and f"{stem}.weight" in file.tensors:
+                if kind == "scale":
+                    self._factors[row.tensor_name(f"{stem}.weight")] = place
+                continue
             name = row.tensor_name(stored)
             if name in self._places:
                 raise ModelError(
@@ -60,6 +71,8 @@ class GGUFCheckpoint:
                 cannot be put into the decoder's order.
         """
         weight = load_tensor(self._places[name])
+        if name in self._factors:
+            weight = scaled(weight, self._factor(self._factors[name]))
         if self._row.has_pairs and (num_heads := self._num_heads(name)):
             if weight.shape[0] % (2 * num_heads):
                 raise self._misshapen(name, f"a multiple of {2 * num_heads} rows: pairs of {num_heads} heads")
@@ -69,6 +82,12 @@ class GGUFCheckpoint:
                 raise self._misshapen(name, "one dimension")
             return weight.float() - self._row.norm_offset
         return weight
+
+    def _factor(self, place: TensorPlace) -> float:
+        factor = load_tensor(place)
+        if not isinstance(factor, Tensor) or place.shape != (1,) or not factor.isfinite().all():
+            raise ModelError(f"{self.facts.name}: tensor {place.name!r} is no single number; {self.facts.remedy}")
+        return float(factor)
 
     def _misshapen(self, name: str, expected: str) -> ModelError:
         shape = list(self.shape(name))
@@ -82,7 +101,7 @@ class GGUFCheckpoint:
         heads = own.integer("attention.head_count")
         if ".q_proj." in name:
             return heads
-        return own.integer("attention.head_count_kv", heads) if ".k_proj." in name else 0
+        return own.integer_of_layers("attention.head_count_kv", heads) if ".k_proj." in name else 0
 
 
 def open_gguf_checkpoint(path: Path) -> GGUFCheckpoint:

@@ -20,7 +20,7 @@ from forerun.models.gguf.architectures import (
 )
 from forerun.models.gguf.file import GGUFFile
 from forerun.models.gguf.metadata import Metadata
-from forerun.models.gguf.pieces import END_TOKENS
+from forerun.models.gguf.pieces import end_tokens
 from forerun.models.gguf.tensors import are_mixed, load_tensor
 from forerun.ops.rotary import yarn_attention_factor
 
@@ -112,7 +112,7 @@ def _sizes(file: GGUFFile) -> Fields:
         "intermediate_size": own.integer("feed_forward_length"),
         "num_hidden_layers": own.integer("block_count"),
         "num_attention_heads": heads,
-        "num_key_value_heads": own.integer("attention.head_count_kv", heads),
+        "num_key_value_heads": own.integer_of_layers("attention.head_count_kv", heads),
         "head_dim": head_dim,
         "max_position_embeddings": own.integer("context_length"),
         "rms_norm_eps": own.number("attention.layer_norm_rms_epsilon"),
@@ -156,7 +156,7 @@ def _tokens(file: GGUFFile) -> Fields:
 @lru_cache(maxsize=2)
 def _end_tokens(file: GGUFFile) -> tuple[int, ...]:
     """The tokens of the vocabulary that end an answer; a start asks for the configuration several times."""
-    return tuple(file.metadata.places(TOKENS, END_TOKENS).values())
+    return tuple(file.metadata.places(TOKENS, end_tokens(file)).values())
 
 
 def _rope(file: GGUFFile, row: GGUFArchitecture) -> Fields:

@@ -105,6 +105,16 @@ def load_grouped(place: TensorPlace, content: Tensor) -> BlockWeight | Tensor:
     return BlockWeight(format=GROUPS.name, shape=(outputs, inputs), data=data.view(outputs, -1))
 
 
+def scaled(weight: BlockWeight | Tensor, factor: float) -> BlockWeight | Tensor:
+    """A weight with all values times a factor, which the scales of its groups bear."""
+    if isinstance(weight, Tensor):
+        return weight.float() * factor
+    groups = weight.as_groups16()
+    numbers = groups.data.view(-1, GROUPS.bytes)[:, :8]
+    numbers.view(torch.float32).mul_(factor)
+    return groups
+
+
 def grouped_bytes(place: TensorPlace) -> int:
     """The bytes of a tensor in groups of 16."""
     return place.num_bytes // place.type.bytes * place.type.weights // GROUPS.weights * GROUPS.bytes

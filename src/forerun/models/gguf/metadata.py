@@ -18,6 +18,7 @@ MOST_STRINGS = 1 << 20
 MOST_STRING_BYTES = 1 << 24
 MOST_ARRAY_BYTES = 1 << 26  # of numbers
 LENGTH = struct.Struct("<Q")  # of a string, before it
+WHOLE_NUMBERS = "bBhHiIqQ"  # struct's codes
 
 Value = TypeVar("Value")
 
@@ -63,6 +64,15 @@ class Metadata:
         if type(found) is not int or (found < 0 and found != default):
             raise self._wrong(key, "a whole number")
         return found
+
+    def integer_of_layers(self, key: str, default: int | None = None) -> int:
+        """A whole number that stands there once, or for each layer, if it is the same for all."""
+        found = self._values.get(self._prefix + key)
+        if isinstance(found, StoredArray) and found.code in WHOLE_NUMBERS and found.count:
+            by_layer = self.numbers(key)
+            if by_layer[0] >= 0 and (by_layer == by_layer[0]).all():
+                return int(by_layer[0])
+        return self.integer(key, default)
 
     def number(self, key: str, default: float | None = None) -> float:
         """A finite number."""

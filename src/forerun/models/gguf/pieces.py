@@ -27,11 +27,20 @@ END_TOKENS = (
     *("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>", "<|file_sep|>"),  # and of its file
 )
 """Words that end an answer in whichever vocabulary they are, as in llama.cpp: files often name one end of several, and
-some take them for ordinary words."""
+some take them for ordinary words. See `end_tokens`."""
+
+GEMMA = ("gemma", "gemma2", "gemma3")
+"""Architectures with Gemma's vocabulary."""
 
 BETWEEN = "\0"  # words; a vocabulary with such a word is not kept
 WORDS = "words"  # in the file: UTF-8, [bytes] uint8
 MERGES = "merges"  # in the file: ids of their two parts, [merges, 2] int32
+MOST_BYTES = 1 << 25  # of both: Gemma 3's take 4.5 MB; there may be room for them where there is none for weights
+
+
+def end_tokens(file: GGUFFile) -> list[str]:
+    """The words that end an answer in this file's vocabulary; in Gemma's, </s> is one of HTML's tags, as </strong> is."""
+    return [word for word in END_TOKENS if word != "</s>" or file.architecture not in GEMMA]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +68,8 @@ def kept_pieces(file: GGUFFile, find: Callable[[], Pieces]) -> Pieces:
     kernels = best_kernels()  # without which other merges are found
     level = "none" if kernels is None else kernels.level
     model = PackedModel(path=file.path, format="tokenizer", level=level, dtype="utf-8")
-    with PackedCache.of_environment().weights(model, read=map_file, log_level=logging.INFO) as kept:
+    cache = PackedCache.of_environment()
+    with cache.weights(model, expected_bytes=MOST_BYTES, read=map_file, log_level=logging.INFO) as kept:
         pieces = _mapped(kept)
         if pieces is None:
             pieces = find()

@@ -18,7 +18,7 @@ from forerun.errors import ForerunError, ModelError, did_you_mean, one_line
 from forerun.models.gguf.file import GGUFFile
 from forerun.models.gguf.merges import MergedIds, MergesById, ids_of, used_merges_of
 from forerun.models.gguf.metadata import Metadata
-from forerun.models.gguf.pieces import END_TOKENS, Pieces, ids_by_word, kept_pieces
+from forerun.models.gguf.pieces import GEMMA, Pieces, end_tokens, ids_by_word, kept_pieces
 from forerun.models.gguf.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 from forerun.ops.native.library import best_kernels
 from forerun.ops.native.memory import give_back_freed_memory
@@ -33,7 +33,6 @@ MOST_PARTS = 640_000
 
 ROLES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 NEVER_STRIPPING = ("<unk>", "<s>", "<|endoftext|>")  # of Phi-3's special tokens: they leave the white space behind them
-GEMMA = ("gemma", "gemma2", "gemma3")
 BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))  # tokens of bytes that no other token spells
 
 
@@ -49,7 +48,7 @@ def build_tokenizer(file: GGUFFile) -> tuple[Tokenizer, dict[str, str]]:
         pieces = kept_pieces(file, lambda: _find_pieces(file))
         words = pieces.words
         tokenizer, adds_bos = KINDS[metadata.text("model")](file, metadata, pieces)
-        _add_tokens(tokenizer, pieces, _types(metadata), rstrips=_rstrips(file))
+        _add_tokens(tokenizer, pieces, _types(metadata), end_tokens(file), rstrips=_rstrips(file))
         adds_bos = metadata.flag("add_bos_token", adds_bos)
         needed = ("eos", "bos") if adds_bos else ("eos",)
         special = {
@@ -226,14 +225,16 @@ def _rstrips(file: GGUFFile) -> bool:
     return file.architecture == "phi3" and file.metadata.text("tokenizer.ggml.model") == "llama"
 
 
-def _add_tokens(tokenizer: Tokenizer, pieces: Pieces, types: np.ndarray, *, rstrips: bool) -> None:
+def _add_tokens(
+    tokenizer: Tokenizer, pieces: Pieces, types: np.ndarray, end_words: Sequence[str], *, rstrips: bool
+) -> None:
     """Add the tokens that are found whole in any text: special ones, and those that users defined.
 
     Words that end answers are special whatever their types. Gemma's runs of spaces are not among them: merges put them
     together as they do all else.
     """
     types = types[: len(pieces.words)]
-    ends = [pieces.ids[word] for word in END_TOKENS if word in pieces.ids]
+    ends = [pieces.ids[word] for word in end_words if word in pieces.ids]
     special = dict.fromkeys([*np.flatnonzero((types == UNKNOWN) | (types == CONTROL)).tolist(), *ends])
     defined = dict.fromkeys(np.flatnonzero(types == USER_DEFINED).tolist())
     for ids, is_special in ((special, True), (defined.keys() - special, False)):

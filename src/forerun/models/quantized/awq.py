@@ -45,7 +45,8 @@ class AWQLayout:
 
 def read_awq(settings: Mapping[str, Any]) -> AWQLayout:
     """See `MethodReader`."""
-    bits, version = settings.get("bits", settings.get("w_bit", BITS)), str(settings.get("version", "gemm")).lower()
+    bits = settings.get("bits", settings.get("w_bit", BITS))
+    version = str(settings.get("version") or settings.get("format") or "gemm").lower()  # its older name and its newer
     if bits != BITS:
         raise Setting("awq", "bits").refuse(bits, str(BITS))
     if version != "gemm":

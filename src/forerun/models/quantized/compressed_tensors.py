@@ -128,8 +128,9 @@ def read_compressed_tensors(settings: Mapping[str, Any]) -> QuantizedLayout:
     if strategy not in STRATEGIES:
         raise Setting(METHOD, "strategy").refuse(strategy, ", ".join(STRATEGIES))
     for key in ("sparsity_config", "transform_config", "kv_cache_scheme"):
-        if settings.get(key) and settings[key] != {"format": "dense"}:
-            raise Setting(METHOD, key).refuse(settings[key], "left out")
+        found = settings.get(key)
+        if found and not (isinstance(found, Mapping) and found.get("format") == "dense"):
+            raise Setting(METHOD, key).refuse(found, "left out")
     is_symmetric = bool(weights.get("symmetric", True))
     if kind == "pack-quantized":
         _check_plain_activations(scheme)

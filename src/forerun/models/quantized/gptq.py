@@ -53,11 +53,16 @@ class GPTQLayout:
 
 def read_gptq(settings: Mapping[str, Any]) -> GPTQLayout:
     """See `MethodReader`."""
-    bits, kind = settings.get("bits"), settings.get("checkpoint_format", "gptq")
+    bits = settings.get("bits")
+    kind = settings.get("checkpoint_format") or settings.get("format") or "gptq"  # its older name and its newer
     if bits not in BITS:
         raise Setting("gptq", "bits").refuse(bits, ", ".join(map(str, BITS)))
     if kind not in ("gptq", "gptq_v2"):
         raise Setting("gptq", "checkpoint_format").refuse(kind, "gptq, gptq_v2")
     if settings.get("dynamic"):
         raise Setting("gptq", "dynamic").refuse(settings["dynamic"], "left out: all modules have the same bits")
+    if settings.get("rotation"):
+        raise Setting("gptq", "rotation").refuse(
+            settings["rotation"], "left out: what down_proj reads would have to be rotated in each pass"
+        )
     return GPTQLayout(bits=int(bits), zero_shift=1 if kind == "gptq" else 0)

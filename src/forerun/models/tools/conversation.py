@@ -48,7 +48,7 @@ def lay_out(
         RequestError: a message or a tool is none, or the template refuses them.
     """
     laid_out, described = [_message(message) for message in messages], [_tool(tool) for tool in tools]
-    if tokenizer.find_tool_template(chat_template) is None:
+    if tokenizer.find_tool_template(chat_template, has_tools=bool(described)) is None:
         laid_out, described = as_text(laid_out, described, form or FORMATS[DEFAULT]), []
     return tokenizer.render_chat(
         laid_out, tools=described or None, chat_template=chat_template, **arguments, **(variables or {})
