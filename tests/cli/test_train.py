@@ -18,6 +18,8 @@ from forerun.cli import train as command
 from forerun.cli.app import INTERRUPTED, main
 from forerun.cli.train import stage_bars
 from forerun.train import estimates
+from forerun.train.estimates import Estimate
+from forerun.train.measuring import Measurement
 from forerun.train.packaging import model_card
 from forerun.train.run import StageReport
 from tests.native import needs_kernels
@@ -71,6 +73,34 @@ def test_a_dry_run_says_what_the_run_will_take_and_keeps_nothing(
     }
     assert estimate["train_seconds"] > 0
     assert [path.name for path in tmp_path.iterdir()] == ["prompts.txt"]
+
+
+def test_of_a_head_that_is_trained_further_no_length_is_guessed() -> None:
+    said = []
+    for length in (1.5, None):
+        screen = io.StringIO()
+        estimate = Estimate(
+            num_written=1e6,
+            num_trained=3e6,
+            write_seconds=600.0,
+            train_seconds=3600.0,
+            measure_seconds=60.0,
+            disk_bytes=1e9,
+            memory_bytes=None,
+            length=length,
+        )
+        command._show_estimate(Console(file=screen), estimate)
+        said.append(screen.getvalue())
+    assert said[0].endswith("disk 1.0 GB; acceptance length perhaps 1.5, a guess (greedy, drafts of 3 tokens)\n")
+    assert said[1].endswith("disk 1.0 GB\n")
+
+
+@pytest.mark.parametrize(("draft_ms", "line"), [(0.5, "0.50 ms per drafted token, 1.25 times"), (None, "1.25 times")])
+def test_times_that_were_not_measured_are_not_shown(draft_ms: float | None, line: str) -> None:
+    screen = io.StringIO()
+    measured = Measurement(num_tokens=1, at=[], draft_ms=draft_ms, speed_up=1.25)
+    command._show(Console(file=screen, width=100), Path("head"), measured)
+    assert screen.getvalue() == f"{line} as fast as without drafts\nhead: head\n"
 
 
 @needs_kernels

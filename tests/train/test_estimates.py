@@ -103,3 +103,9 @@ def test_too_short_a_while_has_no_pace():
 def test_features_that_are_kept_take_room():
     without, kept = estimate(), estimate(replace(RATES, kept_bytes=1000))
     assert kept.disk_bytes - without.disk_bytes == pytest.approx(400_000 * 1.25 * 1000)
+
+
+def test_a_state_has_room_beside_the_one_that_it_replaces():
+    without, with_weights = (estimate(replace(RATES, num_weights=number)).disk_bytes for number in (0, 1000))
+    of_a_state, of_a_head, num_heads = 1000 * 3 * 4, 1000 * 2, 2
+    assert with_weights - without == pytest.approx(2 * of_a_state + (num_heads + 1) * of_a_head)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 
 from forerun.models.heads.eagle3 import load_eagle3
 from forerun.train.copied_block import begin_from_block
-from forerun.train.measuring import Acceptance, Measurement
+from forerun.train.measuring import DRAFTING, Acceptance, Measurement
 from forerun.train.packaging import LAYOUTS, fits_int8, model_card, save_head
 from forerun.train.trained_head import begin_from_head
 from tests.native import needs_kernels
@@ -78,3 +79,19 @@ def test_a_card_has_the_curve_where_there_is_one(count):
     card = model_card(target="small", command="forerun train small", facts={"seed": 0}, measured=curve[-1], curve=curve)
     assert card.startswith("# EAGLE-3 head for small")
     assert ("| 3.00M tokens | 1.75 | 1.25 |" in card) == (count == 2)
+
+
+def test_a_card_says_how_to_draft_as_was_measured():
+    card = model_card(target="small", command="forerun train small", facts={}, measured=measured(10**6, 1.5))
+    for name, value in DRAFTING.items():
+        assert f"--speculative-config.{name.replace('_', '-')} {value}" in card
+
+
+@pytest.mark.parametrize(
+    ("draft_ms", "said"), [(0.5, "a drafted token took 0.50 ms, and greedy text"), (None, "greedy text")]
+)
+def test_a_card_says_what_was_measured_of_its_times(draft_ms, said):
+    of_times = replace(measured(10**6, 1.5), draft_ms=draft_ms, speed_up=1.25)
+    card = model_card(target="small", command="forerun train small", facts={}, measured=of_times)
+    assert f"On the machine of the training {said}" in card
+    assert "of one sequence came 1.25 times as fast" in card

@@ -18,6 +18,8 @@ from forerun.errors import ConfigError, ModelError, RequestError
 from forerun.models.heads.eagle3 import load_eagle3
 from forerun.models.tokenizer import Tokenizer
 from forerun.train import estimates, kept_files
+from forerun.train.copied_block import begin_from_block
+from forerun.train.packaging import save_head
 from forerun.train.run import TrainingRun
 from forerun.train.run_folder import texts_of_run
 from forerun.train.run_settings import RunSettings
@@ -26,7 +28,7 @@ from forerun.train.writing import WritingLimits
 from tests.native import needs_kernels
 from tests.tiny_models import save_tiny_model
 from tests.tiny_tokenizer import save_tiny_tokenizer
-from tests.train.target_folder import chat_model_folder
+from tests.train.target_folder import chat_model, chat_model_folder
 
 
 class TornDownError(Exception):
@@ -102,6 +104,7 @@ def test_a_head_is_trained_further_with_its_vocabulary_and_may_be_stored_in_int8
     assert any(_are_equal(packaged, one) for one in measured), "another head was measured than is packaged"
     second = replace(first, begin_with=first.output, output=tmp_path / "second", seed=3, draft_vocab_size=100)
     run = TrainingRun(second, lambda found: None)
+    assert run.estimate(seconds=0.2).length is None, "it has learnt before"
     run.go()
     heads = [load_eagle3(folder, run.target) for folder in (first.output, second.output)]
     assert heads[0].target_ids.equal(heads[1].target_ids)
@@ -109,6 +112,17 @@ def test_a_head_is_trained_further_with_its_vocabulary_and_may_be_stored_in_int8
     card = (second.output / "README.md").read_text()
     assert "--begin-with head" in card
     assert "| begun with | the head " in card
+
+
+@needs_kernels
+def test_a_head_without_induction_heads_is_measured_as_it_was_given(tmp_path):
+    first = tmp_path / "first"
+    begun = begin_from_block(chat_model(), torch.arange(1, 264), seed=0)
+    save_head(first, *begun, layout="speculators", target=chat_model_folder())
+    run = TrainingRun(settings(tmp_path, count=20, epochs=2.0, begin_with=first), stop_in("train"))
+    with pytest.raises(TornDownError):
+        run.go()
+    assert _are_equal(*(load_file(folder / "model.safetensors") for folder in (first, run.folder.head(0))))
 
 
 @needs_kernels
@@ -200,6 +214,10 @@ def test_a_head_is_trained_on_what_a_server_kept(tmp_path):
     measured = run.go()
     assert measured.num_tokens > 3000
     assert "those of a server's users" in (tmp_path / "head" / "README.md").read_text()
+    again = replace(run.settings, from_pool=None, texts=(run.settings.output,), output=tmp_path / "again")
+    TrainingRun(again, lambda found: None).take_texts()
+    for folder in (run.settings.output, again.output):
+        assert not (folder / "training").stat().st_mode & 0o077, "a pool may be read by its owner only"
 
 
 @pytest.mark.slow
@@ -464,6 +482,15 @@ def test_one_usable_conversation_is_refused_by_the_estimate_and_before_training(
 
 
 @needs_kernels
+def test_an_estimate_refuses_prompts_that_are_all_excluded(tmp_path):
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("".join(f"one two three four five six seven eight {number}\n" for number in range(20)))
+    run = TrainingRun(settings(tmp_path, prompts=prompts, exclude=(prompts,)), lambda found: None)
+    with pytest.raises(ConfigError, match=r"none is left to learn from .* \d+ excluded"):
+        run.estimate(seconds=0.2)
+
+
+@needs_kernels
 def test_an_estimate_knows_what_is_written_and_is_noted_with_its_time(tmp_path):
     asked = settings(tmp_path)
     run = TrainingRun(asked, lambda found: None)
@@ -502,6 +529,10 @@ def test_a_folder_with_something_else_is_left_alone(tmp_path):
     [
         ({"method": "medusa"}, "--method: got 'medusa'"),
         ({"layout": "x"}, "--layout: got 'x'"),
+        (
+            {"layout": "specforge", "verifier": "org/name"},
+            "--verifier: got 'org/name', but only the layout of speculators",
+        ),
         ({"magpie": 5}, "--prompts and --magpie are both given"),
         ({"texts": Path("x")}, "--prompts and --texts are both given"),
         ({"epochs": None}, "--budget: is missing"),

@@ -11,12 +11,13 @@ import pytest
 from forerun.errors import ConfigError
 from forerun.train.selection import loops, ngrams, read_excluded, select
 from forerun.train.texts import WrittenText
+from tests.train.target_folder import chat_model
 
 
 class Words:
     """Every token is a word."""
 
-    def decode(self, ids):
+    def decode(self, ids, *, skip_special_tokens):
         return " ".join(f"word{token}" for token in ids)
 
 
@@ -69,7 +70,7 @@ def test_empty_and_repeated_texts_are_left_out_and_counted():
 
 def test_texts_that_share_eight_words_with_an_excluded_file_are_left_out(tmp_path):
     texts = several(10)
-    shared = Words().decode(texts[4].token_ids[2:10].tolist())
+    shared = Words().decode(texts[4].token_ids[2:10].tolist(), skip_special_tokens=False)
     path = tmp_path / "evaluation.jsonl"
     path.write_text(json.dumps({"turns": ["other", shared.upper() + "!"]}) + "\n")
     found = selected(texts, tokenizer=Words(), excluded=read_excluded([path]))
@@ -81,6 +82,15 @@ def test_texts_that_share_eight_words_with_an_excluded_file_are_left_out(tmp_pat
 
 EIGHT, OTHERS = "a b c d e f g h", "i j k l m n o p"
 PROMPTS = [{"turns": [EIGHT, "short"]}, {"prompt": OTHERS}]
+
+
+def test_a_prompt_of_eight_words_is_found_where_nothing_but_a_special_token_parts_it_from_its_answer():
+    tokenizer = chat_model().tokenizer
+    ids = tokenizer.encode(f"{EIGHT}<|im_end|>yes and no", add_special_tokens=False)
+    texts = [*several(3), text(3, ids, (len(ids) - 9, len(ids)))]
+    options = {"vocab_size": 264, "num_draft": 264, "tokenizer": tokenizer}
+    assert selected(texts, **options, excluded=frozenset(ngrams(EIGHT))).num_excluded == 1
+    assert selected(texts, **options, excluded=frozenset(ngrams(OTHERS))).num_excluded == 0
 
 
 @pytest.mark.parametrize(

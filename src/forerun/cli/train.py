@@ -127,13 +127,15 @@ def train(
 
 
 def _show_estimate(console: Console, estimate: Estimate) -> None:
-    memory = "" if estimate.memory_bytes is None else f"memory {decimal(estimate.memory_bytes)}; "
+    memory = "" if estimate.memory_bytes is None else f"; memory {decimal(estimate.memory_bytes)}"
+    length = ""
+    if estimate.length is not None:
+        length = f"; acceptance length perhaps {estimate.length:.1f}, a guess (greedy, drafts of 3 tokens)"
     console.print(
         f"writing {estimate.num_written / 1e6:.2f}M tokens: {_hours(estimate.write_seconds)}; "
         f"training on {estimate.num_trained / 1e6:.2f}M: {_hours(estimate.train_seconds)}; "
         f"measuring: {_hours(estimate.measure_seconds)}; "
-        f"disk {decimal(round(estimate.disk_bytes))}; {memory}"
-        f"acceptance length perhaps {estimate.length:.1f}, a guess (greedy, drafts of 3 tokens)",
+        f"disk {decimal(round(estimate.disk_bytes))}{memory}{length}",
         soft_wrap=True,
     )
 
@@ -143,7 +145,8 @@ def _show(console: Console, output: Path, measured: Measurement) -> None:
         shares = " ".join(f"{share:.0%}" for share in one.per_position)
         console.print(f"temperature {one.temperature:g}: acceptance length {one.length:.2f}, per position {shares}")
     if measured.speed_up is not None:
-        console.print(f"{measured.draft_ms:.2f} ms per drafted token, {measured.speed_up:.2f} times as fast as without")
+        cost = "" if measured.draft_ms is None else f"{measured.draft_ms:.2f} ms per drafted token, "
+        console.print(f"{cost}{measured.speed_up:.2f} times as fast as without drafts")
     console.print(f"head: {output}", soft_wrap=True)  # a path is not broken in two
 
 

@@ -23,7 +23,7 @@ CURVE = (
 logarithm counts. They are those of the default model's head."""
 
 BYTES_PER_TOKEN = 5  # of a text in its file, spans and headers included
-STATE_BYTES = 3 * 4  # of a weight in training: its master and two moments, fp32
+STATE_BYTES = 2 * 3 * 4  # of a weight in training: master and two moments, fp32, beside those that they replace
 HEAD_BYTES = 2  # of a weight of a head that is kept
 LEAST_STEPS = 80  # fewer train nothing
 
@@ -67,7 +67,7 @@ class Estimate:
         measure_seconds: time of measuring the heads that are kept.
         disk_bytes: of the output folder.
         memory_bytes: of the process at its largest; None if that is not known.
-        length: acceptance length to be expected, greedy.
+        length: acceptance length to be expected, greedy; None of a head that is trained further, which has learnt already.
     """
 
     num_written: float
@@ -77,7 +77,7 @@ class Estimate:
     measure_seconds: float
     disk_bytes: float
     memory_bytes: int | None
-    length: float
+    length: float | None
 
     @classmethod
     def of(

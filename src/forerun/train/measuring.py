@@ -49,8 +49,9 @@ class Measurement:
     Attributes:
         num_tokens: tokens that it had been trained on, each time they were.
         at: acceptance, by temperature.
-        draft_ms: milliseconds that a drafted token takes, one sequence at a time; None if that was not measured.
-        speed_up: greedy tokens per second with drafts / without, one sequence at a time; None likewise.
+        draft_ms: milliseconds that a drafted token takes, one sequence at a time; None if that was not measured, as on a GPU
+            that drafts within its steps.
+        speed_up: greedy tokens per second with drafts / without, one sequence at a time; None if that was not measured.
     """
 
     num_tokens: int
@@ -123,17 +124,17 @@ def measure_times(
     drafting = LLM.from_target(target, settings, resolve_speculative({**DRAFTING, "model": str(folder)}))
     plain = LLM.from_target(target, settings, SpeculativeConfig())
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens)
-    seconds = {id(drafting): 0.0, id(plain): 0.0}
+    num_tokens, seconds = dict.fromkeys((drafting, plain), 0), dict.fromkeys((drafting, plain), 0.0)
     for prompt in prompts[:NUM_TIMED]:
         for llm in (drafting, plain):  # in turn, since the machine's speed drifts
             begin = time.perf_counter()
-            llm.generate([list(prompt)], params, use_tqdm=False)
-            seconds[id(llm)] += time.perf_counter() - begin
+            (output,) = llm.generate([list(prompt)], params, use_tqdm=False)
+            seconds[llm] += time.perf_counter() - begin
+            num_tokens[llm] += len(output.outputs[0].token_ids)  # torch's texts may part at near-ties
     stats = drafting.stats
-    num_drafted = max(1, stats.speculation.num_draft_tokens)
-    return replace(
-        measured, draft_ms=1e3 * stats.times.draft / num_drafted, speed_up=seconds[id(plain)] / seconds[id(drafting)]
-    )
+    draft_ms = 1e3 * stats.times.draft / max(1, stats.speculation.num_draft_tokens)
+    speed_up = num_tokens[drafting] / seconds[drafting] * seconds[plain] / num_tokens[plain]
+    return replace(measured, draft_ms=None if stats.times.launch else draft_ms, speed_up=speed_up)
 
 
 def _acceptance(temperature: float, stats: SpeculationStats) -> Acceptance:

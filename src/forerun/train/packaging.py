@@ -16,7 +16,7 @@ from forerun.models.heads.eagle3 import DRAFTS_BOTH, NUM_INDUCTION_HEADS, canoni
 from forerun.models.model_folder import CONFIG_FILE
 from forerun.ops.block_writing import BLOCK
 from forerun.train.kept_files import write_tensors, write_text
-from forerun.train.measuring import NUM_DRAFTED, Measurement
+from forerun.train.measuring import DRAFTING, NUM_DRAFTED, Measurement
 
 LAYOUTS = ("speculators", "specforge")
 STORED_AS = ("bf16", "int8")
@@ -144,12 +144,16 @@ def model_card(
 
     `curve` are measurements of the head on the way, by the tokens that it had been trained on.
     """
+    drafting = " ".join(
+        f"--speculative-config.{name.replace('_', '-')} {value}"
+        for name, value in {**DRAFTING, "model": "FOLDER"}.items()
+    )
     lines = [
         f"# EAGLE-3 head for {target}",
         "",
         f"It drafts for {target} only. Made by `{command}` of forerun; use it with",
-        f"`--speculative-config.method eagle3 --speculative-config.model FOLDER --speculative-config.num-speculative-tokens {NUM_DRAFTED}`,",
-        "or with `vllm serve` in the layout of speculators.",
+        f"`{drafting}`,",
+        "or in bf16 and the layout of speculators with `vllm serve`.",
         "",
         "| | |",
         "|---|---|",
@@ -158,7 +162,7 @@ def model_card(
     ]
     if measured is not None:
         lines += [
-            f"Drafts of {NUM_DRAFTED} tokens for conversations that were held out:",
+            f"Drafts of {NUM_DRAFTED} tokens, so drafted, for conversations that were held out:",
             "",
             "| temperature | acceptance length | accepted at each position |",
             "|---|---|---|",
@@ -168,10 +172,11 @@ def model_card(
             ),
             "",
         ]
-        if measured.speed_up is not None and measured.draft_ms is not None:
+        if measured.speed_up is not None:
+            cost = "" if measured.draft_ms is None else f"a drafted token took {measured.draft_ms:.2f} ms, and "
             lines += [
-                f"On the machine of the training a drafted token took {measured.draft_ms:.2f} ms, and greedy text of one "
-                f"sequence came {measured.speed_up:.2f} times as fast as without drafts.",
+                f"On the machine of the training {cost}greedy text of one sequence came "
+                f"{measured.speed_up:.2f} times as fast as without drafts.",
                 "",
             ]
     if len(curve) > 1:

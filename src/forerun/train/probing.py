@@ -51,10 +51,11 @@ class WritingPace:
 
 def training_rate(trainer: HeadTrainer, *, num_steps: int = PROBE_STEPS) -> tuple[float, int]:
     """Return the tokens that are trained in a second, from some steps of a head that is thrown away, and its weights."""
-    trainer.run_step()  # memory is taken
+    trainer.run_step().total.item()  # memory is taken, and a GPU, which computes a step after it was called, has done so
     begin, before = time.monotonic(), trainer.num_tokens
     for _ in range(num_steps):
-        trainer.run_step()
+        report = trainer.run_step()
+    report.total.item()
     rate = (trainer.num_tokens - before) / (time.monotonic() - begin)
     return rate, sum(tensor.numel() for tensor in trainer.tensors().values() if tensor.is_floating_point())
 

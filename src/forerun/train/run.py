@@ -6,7 +6,7 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from forerun import __version__
 from forerun.build import load_target
@@ -205,14 +206,17 @@ class TrainingRun:
         """Take the texts that other runs have written so far, or those that a server has kept.
 
         Raises:
-            ConfigError: there are none, or they are of another model.
+            ConfigError: there are none, or they are of another model, or others could read what users were answered.
         """
         sources, self._sources = self._sources or self._read_sources(), None  # they are not kept in memory
-        self.folder.texts.unlink(missing_ok=True)
         origins: list[dict[str, Any]] = []
+        for _, writers in sources:
+            origins += [writer for writer in writers if writer not in origins]
+        if any(writer.get("from_pool") is not None for writer in origins or [self._identity]):
+            self.folder.keep_private()
+        self.folder.texts.unlink(missing_ok=True)
         with TextFile(self.folder.texts) as file:
-            for texts, writers in sources:
-                origins += [writer for writer in writers if writer not in origins]
+            for texts, _ in sources:
                 first = 1 + max((text.number for text in file.texts), default=-1)
                 for text in texts:
                     file.append(replace(text, number=first + text.number))
@@ -231,7 +235,7 @@ class TrainingRun:
     def mask(self) -> Selection:
         """Select what is learnt of the texts; it takes seconds, so it is done anew each time."""
         with TextFile(self.folder.texts) as file:
-            selection = self._select(file.texts, excluded=self._excluded)
+            selection = self._select(file.texts)
         note = (
             f"{len(selection.learned)} conversations, {selection.num_places / 1e6:.2f}M places to learn, draft vocabulary "
             f"covers {selection.coverage:.1%}; left out: {selection.num_empty} empty, {selection.num_repeated} repeated, "
@@ -252,8 +256,8 @@ class TrainingRun:
             if self.folder.state.exists():
                 trainer.resume(self.folder.state)
             elif self._begun is not None:
-                self._keep(trainer)  # what it begins with is measured too: training further may make it worse
-            self._store(trainer, self.folder.compared)
+                self._keep(0, *self._begun, num_tokens=0)  # it is measured too: training further may make it worse
+            self._store(self.folder.compared, trainer.content, trainer.tensors())
             check_served_head(trainer, self.folder.compared, self.target, selection.learned[0])
             shutil.rmtree(self.folder.compared, ignore_errors=True)
             kept_at = {max(1, round(share * progress.num_steps)) for share in HEADS_KEPT_AT}
@@ -274,7 +278,7 @@ class TrainingRun:
                 if is_on_curve:
                     curve.pop(0)
                 if is_on_curve or trainer.step in kept_at:
-                    self._keep(trainer)
+                    self._keep(trainer.step, trainer.content, trainer.tensors(), num_tokens=trainer.num_tokens)
                 if time.monotonic() - saved > SECONDS_PER_SAVE or trainer.step == progress.num_steps:
                     trainer.save(self.folder.state)
                     clock.note()
@@ -328,15 +332,7 @@ class TrainingRun:
         best = self.best_step()
         measured = self.folder.measured[best]
         content, tensors = begin_from_head(self.folder.head(best), self.target)
-        save_head(
-            self.folder.output,
-            content,
-            tensors,
-            layout=self.settings.layout,
-            target=self._path,
-            stored_as=self.settings.stored_as,
-            verifier=self._verifier,
-        )
+        self._store(self.folder.output, content, tensors, stored_as=self.settings.stored_as)
         facts = {
             "target": f"{self.settings.model}, fingerprint {self._identity['fingerprint'][:16]}",
             "texts": f"{len(selection.learned)} of the target's own, {selection.num_places} tokens learnt",
@@ -412,6 +408,8 @@ class TrainingRun:
             num_written=num_written if self.folder.is_done("write") else None,
         )
         count_steps(estimate.num_trained, self.settings.batch_tokens)
+        if self._begun is not None:
+            estimate = replace(estimate, length=None)
         self.folder.progress.estimated = self.settings.extent()
         self.folder.save()
         return estimate
@@ -466,7 +464,7 @@ class TrainingRun:
                 "model"
             )
 
-    def _select(self, texts: Sequence[WrittenText], *, excluded: frozenset[tuple[str, ...]] = frozenset()) -> Selection:
+    def _select(self, texts: Sequence[WrittenText]) -> Selection:
         """Select what is learnt of texts, and what is held out.
 
         Raises:
@@ -479,7 +477,7 @@ class TrainingRun:
             always=self.target.eos_token_ids,
             draft_ids=self._draft_ids,
             tokenizer=self.tokenizer,
-            excluded=excluded,
+            excluded=self._excluded,
         )
         if not selection.held_out:
             raise ConfigError(
@@ -551,16 +549,18 @@ class TrainingRun:
             layer_ids = list(read_flags(self._begun[0], num_target_layers=num_layers).layer_ids)
         return [*(f"hidden.{layer}" for layer in layer_ids), LAST]
 
-    def _keep(self, trainer: HeadTrainer) -> None:
-        folder = self.folder.head(trainer.step)
-        self._store(trainer, folder, stored_as=self.settings.stored_as)  # what is measured is what is packaged
-        write_text(folder / "tokens.txt", f"{trainer.num_tokens}\n")
+    def _keep(self, step: int, content: Mapping[str, Any], tensors: Mapping[str, Tensor], *, num_tokens: int) -> None:
+        folder = self.folder.head(step)
+        self._store(folder, content, tensors, stored_as=self.settings.stored_as)  # what is measured is what is packaged
+        write_text(folder / "tokens.txt", f"{num_tokens}\n")
 
-    def _store(self, trainer: HeadTrainer, folder: Path, *, stored_as: str = "bf16") -> None:
+    def _store(
+        self, folder: Path, content: Mapping[str, Any], tensors: Mapping[str, Tensor], *, stored_as: str = "bf16"
+    ) -> None:
         save_head(
             folder,
-            trainer.content,
-            trainer.tensors(),
+            content,
+            tensors,
             layout=self.settings.layout,
             target=self._path,
             stored_as=stored_as,

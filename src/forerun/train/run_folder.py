@@ -87,6 +87,20 @@ class RunFolder:
             self.progress = self._load()
             yield
 
+    def keep_private(self) -> None:
+        """Let only the owner read what is needed to go on, as he alone may read the pools of users that texts come from.
+
+        Raises:
+            ConfigError: the folder is another's, or on a disk that knows no owners.
+        """
+        try:
+            self.work.chmod(0o700)
+        except OSError as error:
+            raise ConfigError(
+                f"--output: cannot keep others from reading {self.work}, where texts of users will lie ({error}); give a "
+                "folder of your own"
+            ) from error
+
     def head(self, step: int) -> Path:
         """The folder of the head as it was after a step."""
         return self.heads / f"step-{step:06}"

@@ -59,6 +59,10 @@ class RunSettings:
         for option, value, known in (("layout", self.layout, LAYOUTS), ("stored-as", self.stored_as, STORED_AS)):
             if value not in known:
                 raise ConfigError(f"--{option}: got {value!r}; may be {', '.join(known)}")
+        if self.verifier is not None and self.layout != "speculators":
+            raise ConfigError(
+                f"--verifier: got {self.verifier!r}, but only the layout of speculators names it; leave it out"
+            )
 
     def _check_amounts(self) -> None:
         sources = ("prompts", "magpie", "texts", "from_pool")

@@ -100,7 +100,7 @@ def select(
         elif (
             excluded
             and tokenizer is not None
-            and not excluded.isdisjoint(ngrams(tokenizer.decode(text.token_ids.tolist())))
+            and not excluded.isdisjoint(ngrams(tokenizer.decode(text.token_ids.tolist(), skip_special_tokens=False)))
         ):
             num_excluded += 1
         else:
