@@ -137,6 +137,16 @@ def test_an_empty_key_in_the_environment_does_not_open_the_server(
     assert started.server is None
 
 
+@pytest.mark.parametrize("key", ["secret\n", " secret"])
+def test_a_key_that_no_request_can_bear_is_refused_and_not_shown(
+    key: str, started: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORERUN_API_KEY", key)
+    assert main(["serve", "m"]) == 2
+    assert "begins or ends with white space" in (said := capsys.readouterr().err)
+    assert "secret" not in said
+
+
 def test_a_key_in_the_environment_may_have_spaces(started: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORERUN_API_KEY", "my secret key")
     assert main(["serve", "m"]) == 0

@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 from forerun.server.app import MOST_BODY_BYTES
-from forerun.server.connections import LINGER_S, OTHER_FILES, room_for
+from forerun.server.connections import LINGER_S, OTHER_FILES, READ_BYTES, Connection, room_for
 from tests.server.served import PROMPT, chat_llm, served
 from tests.server.test_load import SlowSteps, until
 
@@ -74,6 +74,30 @@ def test_a_request_that_does_not_arrive_in_time_is_408(impatient, sent):
     status, answer = parsed(b"HTTP/1.1 " + last)
     assert (status, answer["error"]["type"]) == (408, "invalid_request_error")
     assert impatient.send("GET", "/health")[0] == 200
+
+
+@pytest.mark.parametrize("begun", [HEAD, HEAD + b"{", b"GET /health HTTP/1.1\r\nHost: x\r\n"])
+def test_one_that_begins_behind_another_has_no_longer_to_arrive(impatient, begun):
+    """The fault: the time of a request that came with the one before it never started, so it held its connection for ever."""
+    with connected(impatient, GET + begun) as sock:
+        answers = rest(sock).split(b"HTTP/1.1 ")[1:]
+    assert [int(answer.split()[0]) for answer in answers] == [200, 408]
+
+
+def test_a_body_in_chunks_of_a_byte_leaves_others_their_turns(plain, monkeypatch):
+    """The fault: of such a body the event loop read as much at once as takes it a second, for anybody without a key too."""
+    sizes, take = [], Connection.data_received
+
+    def noting(connection, data):
+        sizes.append(len(data))
+        take(connection, data)
+
+    monkeypatch.setattr(Connection, "data_received", noting)
+    head = HEAD.replace(b"Content-Length: 100", b"Transfer-Encoding: chunked")
+    with connected(plain, head + b"1\r\n \r\n" * 10_000 + b"2\r\n{}\r\n0\r\n\r\n") as sock:
+        assert sock.recv(100).startswith(b"HTTP/1.1 400")
+    assert sum(sizes) > 50_000
+    assert max(sizes) <= READ_BYTES
 
 
 def test_a_drop_now_and_then_does_not_prolong_it(impatient):

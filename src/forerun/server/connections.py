@@ -19,7 +19,9 @@ except ModuleNotFoundError:  # Windows, which has no such limits
 
 LENGTHS = {b"content-length", b"transfer-encoding"}
 UNANSWERED = (h11.IDLE, h11.SEND_RESPONSE)  # states in which an answer can begin
+ARRIVING = (h11.IDLE, h11.SEND_BODY)  # a client's states in which the next request, or more of one, may come
 LINGER_S = 1.0  # of silence, after which a client that was answered before it had sent all has read the answer
+READ_BYTES = 8 << 10  # at a time: what the event loop gets through in hundredths of a second, in chunks of one byte too
 OTHER_FILES = 256  # that are open besides connections: the model's, the process's own, and connections being closed
 
 
@@ -67,6 +69,7 @@ class Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait; close the connection that waits longest if there are too many."""
         super().connection_made(transport)
+        transport.max_size = READ_BYTES  # type: ignore[attr-defined]  # asyncio's name, of its own transports
         if len(self.connections) > self._limits.max_connections:
             longest = next(iter(self._limits.waiting), self)
             longest.end(ApiError(503, "there are too many connections; try again later"))
@@ -80,7 +83,7 @@ class Connection(H11Protocol):
             return
         self._begin_to_wait()
         super().data_received(data)
-        if self._farewell is None and self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
+        if self._farewell is None and self.conn.their_state not in ARRIVING:
             self._stop_waiting()
 
     def handle_events(self) -> None:
@@ -115,9 +118,13 @@ class Connection(H11Protocol):
             self.transport.close()
 
     def on_response_complete(self) -> None:
-        """Wait for the next request; its time starts with its first byte."""
+        """Wait for the next request; its time starts with its first byte, or now if that came during the answer."""
         super().on_response_complete()
-        if self.conn.their_state is h11.IDLE and not self.transport.is_closing():
+        if self.transport.is_closing() or self.conn.their_state not in ARRIVING:
+            return
+        if self.conn.their_state is h11.SEND_BODY or self.conn.trailing_data[0]:
+            self._begin_to_wait()
+        else:
             self._limits.waiting.setdefault(self)
 
     def timeout_keep_alive_handler(self) -> None:

@@ -78,5 +78,13 @@ class ServerOptions:
         check_writable_file("request_log", self.request_log)
         if self.served_model_name is not None and not self.served_model_name.strip():
             raise ConfigError("served_model_name: got an empty one; give a name, or leave it out for that of MODEL")
+        self._check_keys()
+
+    def _check_keys(self) -> None:
         if any(not key.strip() for key in self.api_key):
             raise ConfigError("api_key: got an empty one; give a key, or leave it out to serve without keys")
+        if any(key != key.strip() for key in self.api_key):  # as a file's last line end is
+            raise ConfigError(
+                "api_key: got one that begins or ends with white space, which headers drop, so that no request could bear it; "
+                "leave it out there"
+            )

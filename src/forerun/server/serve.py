@@ -30,6 +30,7 @@ from forerun.server.watched_head import WatchedHead
 
 KEEP_ALIVE_S = 60  # longer than clients wait between requests, who else send one into a connection that closes
 FAREWELL_S = 2.0  # for answers that the shutdown cuts off to say so
+POLL_S = 0.1  # from one look at what still runs to the next
 LOGGED = ("forerun.engine.stats", "forerun.config.gpu_memory", "forerun.config.kernel_table")
 SWITCH_INTERVAL_S = 0.0005  # the engine's thread must not wait long for Python's lock after each kernel call
 
@@ -163,6 +164,13 @@ class _Uvicorn(uvicorn.Server):
                 task.cancel()
         if self.server_state.tasks:
             await asyncio.wait(self.server_state.tasks, timeout=FAREWELL_S)
+        if self.force_exit:
+            await self.lifespan.shutdown()  # uvicorn leaves it out, and it would fail when the event loop cancels it
+
+    async def _wait_tasks_to_complete(self) -> None:
+        """Wait for what runs, or the second signal; uvicorn's own then waits for open connections (from Python 3.12 on)."""
+        while (self.server_state.connections or self.server_state.tasks) and not self.force_exit:
+            await asyncio.sleep(POLL_S)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -13,7 +13,7 @@ from prometheus_client import generate_latest
 from forerun import SamplingParams
 from forerun.deploy.dynamo import prompt_lengths
 from forerun.deploy.dynamo.prompt_lengths import PromptLengths
-from forerun.deploy.dynamo.service import TokenService
+from forerun.deploy.dynamo.service import NUM_INTAKE_THREADS, TokenService
 from forerun.engine.engine import Engine
 from forerun.errors import RequestError
 from forerun.server.engine_thread import EngineEndedError, EngineError
@@ -182,6 +182,36 @@ async def test_a_request_that_is_aborted_while_it_is_taken_in_never_runs(monkeyp
         assert len((await answer(service, sent(stop={"max_tokens": 3}), "another-id"))[0]) == 3
     assert_nothing_is_held(llm)
     assert llm.engine.stats.num_generation_tokens == 3
+
+
+@pytest.mark.parametrize("how", ["abort", "cancel"])
+@in_event_loop
+async def test_of_requests_that_nobody_wants_any_more_no_other_is_taken_in(how, monkeypatch):
+    """The fault: grammars of clients that had long gone were compiled one after the other, before anybody else's."""
+    llm, may_go_on, begun = tiny_llm(), threading.Event(), []
+    accept = llm.engine.accept
+
+    def slow(request):
+        begun.append(request)
+        may_go_on.wait(10)
+        accept(request)
+
+    monkeypatch.setattr(llm.engine, "accept", slow)
+    async with serving(llm) as service:
+        requests = {f"{n}": sent(stop={"max_tokens": 100}) for n in range(NUM_INTAKE_THREADS + 6)}
+        reading = {name: asyncio.ensure_future(answer(service, one, name)) for name, one in requests.items()}
+        while len(begun) < NUM_INTAKE_THREADS:
+            await asyncio.sleep(0.001)
+        for name, task in reading.items():
+            task.cancel() if how == "cancel" else service.abort(name)
+        await asyncio.sleep(0.01)
+        may_go_on.set()
+        await asyncio.gather(*reading.values(), return_exceptions=True)
+        assert len((await answer(service, sent(stop={"max_tokens": 3}), "another-id"))[0]) == 3
+        while llm.engine._accepted:
+            await asyncio.sleep(0.001)
+    assert len(begun) == NUM_INTAKE_THREADS + 1
+    assert_nothing_is_held(llm)
 
 
 @pytest.mark.parametrize("how", ["abort", "close", "cancel"])

@@ -88,9 +88,16 @@ def test_requests_events_and_load_go_through(serve):
 def test_errors_are_told_apart_by_whose_mistake_they_are(serve, monkeypatch):
     llm = tiny_llm()
 
+    def lacks_a_package(*_request):
+        raise ConfigError("structured_outputs: llguidance is not installed")
+
     async def scenario(engine):
         with pytest.raises(InvalidArgument, match=r"sampling_options\.n"):
             await answer(engine, sent(sampling={"n": 2}))
+        with monkeypatch.context() as patch:
+            patch.setattr(type(llm.engine), "accept", lacks_a_package)
+            with pytest.raises(Unknown, match="is not installed"):
+                await answer(engine, sent(stop={"max_tokens": 3}))
         with monkeypatch.context() as patch:
             patch.setattr(type(llm.engine), "step", lambda self: (_ for _ in ()).throw(RuntimeError("boom")))
             with pytest.raises(Unknown, match="failed on a step"):

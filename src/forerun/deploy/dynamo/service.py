@@ -85,8 +85,8 @@ class TokenService:
         engine_id = f"{request_id}/{next(self._ids)}"
         self._streams.setdefault(request_id, {})[engine_id] = asked, stream
         try:
-            accepted = await self._accept(asked, request_id, engine_id)
-            if stream.is_cancelled:
+            accepted = await self._accept(asked, stream, request_id, engine_id)
+            if accepted is None or stream.is_cancelled:
                 self._engine.engine.withdraw(engine_id)
             else:
                 self._engine.submit([accepted], stream)
@@ -113,17 +113,24 @@ class TokenService:
         for threads in (self._threads, self._grammar_threads):
             threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _accept(self, asked: WorkerRequest, request_id: str, engine_id: str) -> EngineRequest:
-        """Check a request and make ready what it needs, in a thread."""
+    async def _accept(
+        self, asked: WorkerRequest, stream: TokenStream, request_id: str, engine_id: str
+    ) -> EngineRequest | None:
+        """Check a request and make ready what it needs, in a thread; None where it ended before one had begun with it."""
         threads = self._threads if asked.sampling.constraint is None else self._grammar_threads
-        accepting = self._loop.run_in_executor(threads, self._accept_now, asked, request_id, engine_id)
+        accepting = self._loop.run_in_executor(threads, self._accept_now, asked, stream, request_id, engine_id)
         try:
             return await asyncio.shield(accepting)
-        except asyncio.CancelledError:  # the thread goes on, and nobody will submit what it accepts
-            accepting.add_done_callback(self._withdraw)
+        except asyncio.CancelledError:  # a thread that has begun goes on, and nobody will submit what it accepts
+            stream.cancel()
+            accepting.add_done_callback(lambda _: self._engine.engine.withdraw(engine_id))
             raise
 
-    def _accept_now(self, asked: WorkerRequest, request_id: str, engine_id: str) -> EngineRequest:
+    def _accept_now(
+        self, asked: WorkerRequest, stream: TokenStream, request_id: str, engine_id: str
+    ) -> EngineRequest | None:
+        if stream.is_cancelled:
+            return None
         output_ids: Sequence[int] = ()
         if asked.counts_written_tokens:
             asked, output_ids = self._resumed(asked, request_id)
@@ -136,10 +143,6 @@ class TokenService:
         )
         self._engine.engine.accept(request)
         return request
-
-    def _withdraw(self, accepting: asyncio.Future[EngineRequest]) -> None:
-        if not accepting.cancelled() and accepting.exception() is None:
-            self._engine.engine.withdraw(accepting.result().request_id)
 
     def _resumed(self, asked: WorkerRequest, request_id: str) -> tuple[WorkerRequest, list[int]]:
         """The request as the client sent it, and what another worker has written of its text."""

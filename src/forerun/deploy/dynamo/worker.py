@@ -25,7 +25,7 @@ from forerun.deploy.dynamo.prompt_lengths import PromptLengths
 from forerun.deploy.dynamo.service import TokenService
 from forerun.deploy.dynamo.streams import Chunk
 from forerun.deploy.dynamo.worker_group import WorkerGroup, text_configuration
-from forerun.errors import ConfigError, ForerunError
+from forerun.errors import ConfigError, ErrorKind, ForerunError
 from forerun.llm import LLM
 from forerun.server.engine_thread import EngineEndedError, EngineError
 
@@ -113,7 +113,7 @@ class ForerunWorker(LLMEngine):  # type: ignore[misc]
             async for chunk in service.generate(request, context.id()):
                 yield chunk
         except ForerunError as error:
-            raise InvalidArgument(str(error)) from error
+            raise (InvalidArgument if error.kind is ErrorKind.REQUEST else Unknown)(str(error)) from error
         except EngineEndedError as error:  # the frontend sends the request, and what it has got, to another worker
             self._end(error)
             raise EngineShutdown(str(error)) from error
