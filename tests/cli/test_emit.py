@@ -13,6 +13,7 @@ import yaml
 from forerun.cli.app import main
 from forerun.cli.emit import emit
 from forerun.errors import ConfigError
+from forerun.plan.profile import SERVERS_KERNELS
 from tests.plan.emit.plans import PLAN
 
 
@@ -85,6 +86,15 @@ def test_speculation_with_which_our_servers_would_not_start_is_refused(plan, sys
     for config in ('{"method": "suffics"}', '{"method": "suffix", "no_such_key": 1}'):
         with pytest.raises(ConfigError, match=r"suffics|no_such_key"):
             run("--plan", plan, "--to", system, "--speculative-config", config)
+
+
+def test_speculation_of_a_profiled_server_that_ours_has_not_is_refused(tmp_path, capsys):
+    served, dspark = PLAN.profile | {"kernels": SERVERS_KERNELS}, {"method": "dspark", "num_speculative_tokens": 4}
+    replace(PLAN, profile=served, speculative_config=dspark | {"model": "org/head"}).save(tmp_path)
+    with pytest.raises(ConfigError, match="dspark"):
+        run("--plan", str(tmp_path), "--to", "forerun")
+    run("--plan", str(tmp_path), "--to", "vllm")
+    assert "dspark" in capsys.readouterr().out
 
 
 def test_a_plan_that_misses_its_sla_is_emitted_with_a_note(tmp_path, capsys):

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from forerun.cli.input_files import read_kinds, read_prompts
+from forerun.cli.input_files import read_kinds, read_prompts, read_yaml
 from forerun.errors import ConfigError
 
 USER, ASSISTANT = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}
@@ -74,3 +74,10 @@ def test_two_files_of_one_name_are_refused(tmp_path):
         (tmp_path / folder / "chat.txt").write_text("a prompt\n")
     with pytest.raises(ConfigError, match="two files are called chat"):
         read_kinds([tmp_path / "x" / "chat.txt", tmp_path / "y" / "chat.txt"])
+
+
+@pytest.mark.parametrize("text", ["a: &x\n  b: *x\n", "&x [1, *x]\n", pytest.param("[" * 5000, id="deep")])
+def test_yaml_that_has_no_end_is_refused(text, tmp_path):
+    (tmp_path / "a.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=r"--configs: .*a\.yaml is nested too deeply"):
+        read_yaml(tmp_path / "a.yaml", option="--configs", example="port: 8001")

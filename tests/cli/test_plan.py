@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -83,6 +84,12 @@ def test_what_is_wanted_is_shown_as_it_was_given(folder, capsys):
 def test_a_small_budget_says_how_many_engines_would_do(folder, capsys):
     assert run(folder, *SLA, *LOAD, "--budget", 4, "--devices-per-engine", 2) == 1
     assert "4 engines would be enough; give a larger --budget" in capsys.readouterr().out
+
+
+def test_how_busy_engines_are_is_shown_of_each_kind(folder, capsys):
+    assert run(folder, *SLA, *LOAD, "--layout", "disaggregated") == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"busy: those for prompts \d+% of, those for answers \d+% of what they can do", shown)
 
 
 def test_an_engine_takes_as_many_devices_as_its_profile_had_processes(tmp_path, capsys):
@@ -292,6 +299,12 @@ def test_what_narrows_acceptance_is_refused_where_nothing_drafts(tmp_path, optio
     capsys.readouterr()
     assert run(tmp_path, *SLA, *LOAD, *options) == 2
     assert "the profile has no configuration of drafts, to whose acceptance it applies" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("options", [("--prompt-class", "chat"), ("--confidence", 0.9), ("--acceptance-factor", 0.9)])
+def test_what_narrows_acceptance_is_refused_where_nothing_may_draft(folder, options, capsys):
+    assert run(folder, *SLA, *LOAD, "--method", "plain", *options) == 2
+    assert "--method names no configuration of drafts, to whose acceptance it applies" in capsys.readouterr().err
 
 
 def test_no_speculation_may_be_asked_for(folder, tmp_path, capsys):

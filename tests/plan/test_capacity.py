@@ -230,6 +230,18 @@ def test_burstier_arrivals_wait_longer() -> None:
     assert waits[2] > waits[1] * 1.1
 
 
+def test_clumps_of_arrivals_see_no_steps_that_no_batch_has() -> None:
+    """Where drafts end at a batch size, steps of more sequences are shorter; that does not go on beyond all places."""
+    engine = engine_model(max_num_seqs=16)
+    policy = policy_of(engine, LOAD, speculation(*RATES, per_token=0.002), 3)
+    policy = replace(policy, lengths=np.array([3] * 4 + [0] * 12))
+    for cv in (0.0, 3.0, 50.0):
+        at = predict(engine, policy, replace(LOAD, cv=cv), np.array([0.5, 1.0, 2.0]))
+        assert at.is_stable.all()
+        assert (at.icl.mean >= policy.step_seconds.min()).all()
+        assert np.isfinite(at.ttft.mean).all()
+
+
 def test_the_prefix_cache_spares_prompt_time() -> None:
     engine = engine_model()
     cached = replace(LOAD, prefix_hit_rate=0.9)

@@ -20,7 +20,7 @@ from forerun.plan.day_replay import (
 )
 from forerun.plan.fleet_plan import plan_fleet
 from forerun.plan.load import Load
-from forerun.plan.predictors import ConstantPredictor, make_predictor
+from forerun.plan.predictors import ConstantPredictor, HarmonicPredictor, make_predictor
 from forerun.plan.simulation.fleet import Transfer
 from forerun.plan.simulation.requests import SimulatedRequest
 from forerun.plan.sla import Sla
@@ -227,6 +227,7 @@ def test_an_interval_of_which_not_one_request_fits_is_refused() -> None:
     small = replace(ENGINE, num_blocks=8)
     replay = DayReplay(small, POLICY, SLA, transfer=Transfer())
     assert replay.engines_for(Load(rate=1, isl=60, osl=60)) >= 1
+    assert replay.engines_for(Load(rate=1, isl=64, osl=64)) >= 1  # which its drafts would not fit beside
     with pytest.raises(ConfigError, match="one sequence of 160 tokens needs more than the profile's 8 blocks"):
         replay.engines_for(Load(rate=1, isl=100, osl=60))
 
@@ -263,3 +264,17 @@ def test_an_empty_interval_says_nothing_of_lengths() -> None:
     assert (predicted.rate, predicted.isl, predicted.cv) == (4.0, 100.0, 2.0)
     forecast.add(None)
     assert forecast.predict() is None
+
+
+def test_lengths_keep_the_period_of_the_day_where_nobody_comes_at_night() -> None:
+    forecast = LoadForecast(lambda: HarmonicPredictor(8))
+    errors = []
+    for number in range(64):
+        isl = 300.0 + 200.0 * math.sin(2 * math.pi * number / 8)
+        predicted = forecast.predict()
+        is_night = number % 8 in (5, 6, 7)
+        if number >= 32 and predicted is not None and not is_night:
+            errors.append(abs(predicted.isl - isl))
+        forecast.add(None if is_night else Load(rate=4, isl=isl, osl=50))
+    assert len(errors) == 4 * 5
+    assert max(errors) < 30.0

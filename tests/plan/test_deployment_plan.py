@@ -132,7 +132,10 @@ def test_a_plan_that_lacks_a_key_names_it(tmp_path: Path, key: str) -> None:
         DeploymentPlan.load_file(file)
 
 
-@pytest.mark.parametrize(("text", "said"), [("{", "not JSON"), ("[]", "must be one JSON object")])
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("{", "not JSON"), pytest.param("[" * 100_000, "not JSON", id="deep"), ("[]", "must be one JSON object")],
+)
 def test_a_file_that_is_no_plan_is_refused(tmp_path: Path, text: str, said: str) -> None:
     file = tmp_path / "plan.json"
     file.write_text(text)

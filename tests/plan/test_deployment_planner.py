@@ -31,6 +31,7 @@ from forerun.plan.fleet_plan import FleetSearch
 from forerun.plan.load import Load
 from forerun.plan.profile import Profile
 from forerun.plan.simulation.profiled import profiled_engine
+from forerun.plan.simulation.requests import synthetic_requests
 from forerun.plan.simulation.result import SimulationResult
 from forerun.plan.sla import Sla
 from tests.plan.profiles import TREE, TREE_CONFIGS, fake_profile, tree_profile
@@ -289,6 +290,8 @@ def test_observed_times_and_acceptance_change_the_plan_each_in_its_way(profile: 
     slower = corrected(profile, time_factor=1.5, acceptance_factor=1.0)
     assert engine_model(slower).prompt_seconds(100) == pytest.approx(1.5 * engine_model(profile).prompt_seconds(100))
     assert slower.acceptance == profile.acceptance
+    for name, cost in profile.drafting.items():
+        assert slower.drafting[name].seconds(2, 6) == pytest.approx(1.5 * cost.seconds(2, 6))
     worse = corrected(profile, time_factor=1.0, acceptance_factor=0.8)
     for before, after in zip(speculations(profile), speculations(worse), strict=True):
         added = before.acceptance.mean_accept_length - 1.0
@@ -415,6 +418,17 @@ def test_requests_that_are_longer_than_the_context_are_left_out_of_the_simulatio
     num_left_out = 300 - found.simulated["num_requests"]
     assert 0 < num_left_out < 100
     assert any(one.startswith(f"{num_left_out} of 300 requests") for one in found.warnings)
+
+
+def test_a_simulation_of_which_no_request_fits_the_context_says_why(profile: Profile) -> None:
+    load = Load(rate=5, isl=800, osl=200, isl_cv=2.0)
+    plan, answer = plan_deployment(profile, load, EASY)
+    drawn = {seed: synthetic_requests(load, 1, seed=seed)[0] for seed in range(100)}
+    too_long = next(seed for seed, one in drawn.items() if one.num_prompt_tokens > profile.max_model_len)
+    with pytest.raises(
+        ConfigError, match=r"got 1 requests .* each longer than the engine's context of 4096 tokens; give a"
+    ):
+        confirmed(profile, plan, answer, num_requests=1, seed=too_long)
 
 
 def test_engines_are_added_where_the_simulator_falls_short(profile: Profile) -> None:

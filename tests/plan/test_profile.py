@@ -127,6 +127,9 @@ def test_a_file_that_is_no_object_is_refused(tmp_path: Path) -> None:
     (tmp_path / PROFILE_FILE).write_text("[]")
     with pytest.raises(ConfigError, match=r"got \[\]; must be an object: profile again"):
         Profile.load(tmp_path)
+    (tmp_path / PROFILE_FILE).write_text("[" * 100_000)
+    with pytest.raises(ConfigError, match=r"recursion.*; profile again"):
+        Profile.load(tmp_path)
 
 
 def test_a_profile_without_a_key_names_it(tmp_path: Path) -> None:

@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forerun.engine.simulation import SimulationSettings, linear_decode_seconds
+from forerun.engine.speculation import FixedLength
 from forerun.errors import ConfigError
+from forerun.executor.simulated_text import ConditionalAcceptance
 from forerun.plan.load import Load
 from forerun.plan.serving_policies import KV_CONFIDENCE, serving_policies
 from forerun.plan.simulation.requests import synthetic_requests
@@ -106,3 +108,13 @@ def test_a_beginning_that_fills_the_memory_leaves_no_place() -> None:
     assert small.num_places(long, 0) == 0
     with pytest.raises(ConfigError, match="more KV memory"):
         serving_policies(small, [None], long)
+
+
+def test_one_that_fills_the_memory_fits_however_long_its_drafts_may_be() -> None:
+    small, load = replace(ENGINE, num_blocks=8), Load(rate=1, isl=64, osl=64)
+    (policy, *_) = serving_policies(small, [speculation(0.8, 0.6, 0.5)], load)
+    assert policy.max_num_seqs == small.num_places(load, 3) == 1
+    settings = SimulationSettings(num_blocks=8, max_model_len=128, drafting=ConditionalAcceptance((0.8, 0.6, 0.5)))
+    result = simulate(settings, synthetic_requests(load, 3), make_control=lambda: FixedLength(num_speculative_tokens=3))
+    assert result.num_preemptions == 0
+    assert result.num_output_tokens == 3 * 64

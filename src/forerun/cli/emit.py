@@ -17,6 +17,7 @@ from forerun.plan.deployment_plan import DeploymentPlan
 from forerun.plan.emit.emission import Emission, EmitRequest
 from forerun.plan.emit.systems import SYSTEMS
 from forerun.plan.emit.systems import emit as emit_for
+from forerun.plan.profile import SERVERS_KERNELS
 
 MARK = "# Written by forerun emit, which writes it anew.\n"
 
@@ -63,11 +64,13 @@ def emit(
     planned = DeploymentPlan.load_file(plan)
     if speculative_config is not None and no_speculation:
         raise ConfigError("--speculative-config: contradicts --no-speculation; give one of them")
-    if speculative_config is not None or no_speculation:
+    is_another = speculative_config is not None or no_speculation
+    if is_another:
         other = {"method": speculative_config} if isinstance(speculative_config, str) else speculative_config
-        if SYSTEMS[to].is_own:
-            _check_known(other)
         planned = replace(planned, speculative_config=other, acceptance=None)
+    # a server that was profiled may have drafted as none of ours does
+    if SYSTEMS[to].is_own and (is_another or planned.profile.get("kernels") == SERVERS_KERNELS):
+        _check_known(planned.speculative_config)
     request = EmitRequest(plan=planned, model=model or planned.model, profile_folder=profile, image=image)
     emission = emit_for(to, request)
     notes = list(emission.notes)

@@ -101,7 +101,7 @@ def read_yaml(path: Path, *, option: str, example: str) -> Any:
     """The content of a file of YAML or JSON that `option` names; error messages show `example`.
 
     Raises:
-        ConfigError: the file cannot be read, is not YAML or has a key twice in one mapping.
+        ConfigError: the file cannot be read, is not YAML, is nested too deeply or has a key twice in one mapping.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -112,6 +112,10 @@ def read_yaml(path: Path, *, option: str, example: str) -> Any:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise ConfigError(f"{option}: {path} is neither YAML nor JSON ({error}); write e.g. {example}") from None
+    except RecursionError:
+        raise ConfigError(
+            f"{option}: {path} is nested too deeply, as where an alias stands within what it names; write e.g. {example}"
+        ) from None
 
 
 def _refuse_duplicate_keys(node: Any, path: Path, option: str) -> None:

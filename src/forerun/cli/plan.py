@@ -200,14 +200,21 @@ def _settings(found: DeploymentPlan) -> list[tuple[str, str]]:
         ("engines", engines),
         ("drafts", _drafts(found)),
         ("sequences", f"{found.engine.max_num_seqs} at most, {predicted['batch_size']:.1f} on average"),
-        ("busy", _busy(predicted["utilization"])),
+        ("busy", _busy(predicted)),
         ("within SLA", f"{predicted['attainment']:.1%} of requests by the formulas" + _simulated_share(found)),
     ]
 
 
-def _busy(utilization: float) -> str:
-    times = f"{utilization:.0%} of" if utilization < MOST_PERCENT else f"{utilization:.3g} times"
-    return f"{times} what they can do"
+def _busy(predicted: Mapping[str, Any]) -> str:
+    """How busy engines are; where prompts are computed apart, each kind of them."""
+    busy = f"{_of_most(predicted['utilization'])} what they can do"
+    if "prefill_utilization" not in predicted:
+        return busy
+    return f"those for prompts {_of_most(predicted['prefill_utilization'])}, those for answers {busy}"
+
+
+def _of_most(utilization: float) -> str:
+    return f"{utilization:.0%} of" if utilization < MOST_PERCENT else f"{utilization:.3g} times"
 
 
 def _corrected(corrections: Mapping[str, Any]) -> str:

@@ -20,6 +20,7 @@ from forerun.plan.deployment_planner import PlanningOptions
 from forerun.plan.observed_service import learn_corrections, read_load_test
 from forerun.plan.profile import Profile
 from forerun.plan.simulation.fleet import Transfer
+from forerun.plan.simulation.profiled import PLAIN
 
 Layouts = Literal["aggregated", "disaggregated", "any"]
 
@@ -35,7 +36,7 @@ class CorrectionOptions:
     """What a running service shows of the profile."""
 
     time_factor: float = 1.0
-    """Observed over profiled seconds of a step."""
+    """Observed over profiled seconds of a step, drafting included."""
     acceptance_factor: float = 1.0
     """Observed over profiled tokens that drafts add to a step."""
     observed: Annotated[tuple[Path, ...], Parameter(negative=())] = ()
@@ -115,8 +116,8 @@ class ChoiceOptions:
         """The same for the planner.
 
         Raises:
-            ConfigError: the budget is less than one engine, or the profile has no drafts to which an option applies, or does not
-                know the size of the KV.
+            ConfigError: the budget is less than one engine, there are no drafts to which an option applies, or the profile does
+                not know the size of the KV.
         """
         acceptance_factor = self.correction.acceptance_factor
         narrowing = {
@@ -124,11 +125,13 @@ class ChoiceOptions:
             "confidence": self.confidence,
             "acceptance_factor": None if acceptance_factor == 1.0 else acceptance_factor,
         }
+        drafters = set(self.method or profile.configs) - {PLAIN}
         for name, value in narrowing.items():
-            if value is not None and not profile.configs:
+            if value is not None and not drafters:
+                lacking, cure = ("--method names", "name one") if self.method else ("the profile has", "profile one")
                 raise ConfigError(
-                    f"{name}: got {value!r}, and the profile has no configuration of drafts, to whose acceptance it applies; leave "
-                    "it out, or profile one"
+                    f"{name}: got {value!r}, and {lacking} no configuration of drafts, to whose acceptance it applies; leave it out, "
+                    f"or {cure}"
                 )
         devices = self.devices_per_engine or profile.tensor_parallel_size
         most = None if self.budget is None else self.budget // devices

@@ -147,7 +147,10 @@ class AcceptanceProfile:
         if not 0.5 <= confidence < 1.0:
             raise ConfigError(f"confidence: got {confidence}; must be from 0.5 to below 1")
         if not self.num_reached:
-            raise ConfigError(f"acceptance of {self.method}: has no counts, and so no interval; profile it")
+            raise ConfigError(
+                f"acceptance of {self.method}: has no counts, and so no interval, as it was corrected or not counted; leave "
+                "--confidence out, or plan with the acceptance that was profiled"
+            )
         z = NormalDist().inv_cdf(confidence)
         rates = []
         for rate, count in zip(self.conditional, self.num_reached, strict=True):

@@ -200,11 +200,12 @@ class _Steady:
     def _seen_mean(self, seconds: Floats) -> Floats:
         """The mean over a request's life of what depends on the batch size, stretched by prompts, [rates].
 
-        Where arrivals come in clumps, the batch that a request sees is larger by half of ca² - 1.
+        Where arrivals come in clumps, the batch that a request sees is larger by half of ca² - 1, as far as there are places.
         """
         slope = np.gradient(seconds) if len(seconds) > 1 else np.zeros_like(seconds)
-        mean: Floats = (self.seen @ seconds + self.clumping / 2.0 * (self.seen @ slope)) * self.stretch
-        return mean
+        mean = self.seen @ seconds + self.clumping / 2.0 * (self.seen @ slope)
+        within: Floats = np.clip(mean, seconds.min(), seconds.max()) * self.stretch
+        return within
 
     def _seen_variance(self, seconds: Floats) -> Floats:
         """The variance of the same over one life; clumps make the batch size change more."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from forerun.errors import ConfigError
 from forerun.plan.capacity import Routing
 from forerun.plan.deployment_plan import DeploymentPlan
 from forerun.plan.deployment_planner import (
@@ -34,6 +35,7 @@ LIVES = 10  # times that all places turn over
 PERCENTILES = (50, 95, 99)
 DEVIATIONS = 2.0  # of a share that was counted, by which it may fall short by chance
 MOST_ADDED = 8  # engines
+SHORTER = "give a smaller isl_cv or osl_cv, or profile with a larger --max-model-len"
 ROUTING = {Routing.LEAST_REQUESTS: "least-requests", Routing.RANDOM: "random"}
 """The simulator's policy for what the formulas assume."""
 
@@ -54,7 +56,7 @@ def confirmed(
     is simulated as it is. `num_requests` None: as many as turn all places over ten times.
 
     Raises:
-        ConfigError: the profile's traces are damaged.
+        ConfigError: the profile's traces are damaged, or no request fits the engine's context.
     """
     load, sla = plan.load, plan.sla
     engine = engine_model(profile)
@@ -120,6 +122,9 @@ def simulated(
     """Simulate a fleet under its load: real scheduling and KV accounting, the profile's step times and drafts.
 
     Of `num_requests` that are drawn those are left out that are longer than the engine's context, as a server refuses them.
+
+    Raises:
+        ConfigError: all of them are.
     """
     fleet = Fleet(
         replicas=plan.replicas,
@@ -131,6 +136,10 @@ def simulated(
     drawn = synthetic_requests(load, _num_requests(plan, num_requests), seed=seed)
     longest = engine.settings.max_model_len
     fitting = [one for one in drawn if one.num_prompt_tokens + one.num_output_tokens <= longest]
+    if not fitting:
+        raise ConfigError(
+            f"load: got {len(drawn)} requests in the simulator, each longer than the engine's context of {longest} tokens; {SHORTER}"
+        )
     return engine.simulate(fitting, fleet=fleet, seed=seed)
 
 
@@ -150,7 +159,7 @@ def _left_out(tried: _Tried, num_requests: int | None) -> list[str]:
         return []
     return [
         f"{num_left_out} of {num_drawn} requests that the simulator drew are longer than the engine's context and were "
-        "left out, as a server refuses them; give a smaller isl_cv or osl_cv, or profile with a larger --max-model-len"
+        f"left out, as a server refuses them; {SHORTER}"
     ]
 
 

@@ -122,13 +122,13 @@ class LoadForecast:
         self._last_rate = 0.0
 
     def add(self, load: Load | None) -> None:
-        """Note what an interval brought; an empty one says nothing of lengths."""
+        """Note what an interval brought; an empty one says nothing of lengths: they count as last seen, so that their day is as long."""
         self._last_rate = load.rate if load else 0.0
         self._rate.add(self._last_rate)
-        if load is not None:
-            self._isl.add(load.isl)
-            self._osl.add(load.osl)
-            self._last = load
+        self._last = load or self._last
+        if self._last is not None:
+            self._isl.add(self._last.isl)
+            self._osl.add(self._last.osl)
 
     def predict(self) -> Load | None:
         """The next interval's load; None: nothing will come, or nothing is known yet.

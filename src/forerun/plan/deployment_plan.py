@@ -182,7 +182,7 @@ class DeploymentPlan:
         except OSError as error:
             reason = error.strerror or "unreadable"
             raise ConfigError(f"{file}: {reason}; forerun plan --output FOLDER writes a plan") from None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"{file}: not JSON ({error}); forerun plan --output FOLDER writes a plan") from None
         if not isinstance(record, dict):
             raise ConfigError(f"{file}: got a {type(record).__name__}; must be one JSON object: plan again")

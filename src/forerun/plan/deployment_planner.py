@@ -69,13 +69,13 @@ DEFAULTS = PlanningOptions()
 def corrected(
     profile: Profile, *, time_factor: float, acceptance_factor: float, methods: Sequence[str] | None = None
 ) -> Profile:
-    """The profile as a running service was observed: steps so many times as long, to which drafts add so many times as much.
+    """The profile as a running service was observed: steps take so many times as long, and drafts add so many times as much to them.
 
     Recorded drafts no longer hold where acceptance is another; simulations then draw from the rates.
 
     Args:
         profile: as it was measured.
-        time_factor: observed over profiled seconds of a step.
+        time_factor: observed over profiled seconds of a step, drafting included.
         acceptance_factor: observed over profiled tokens that drafts add to a step; none adds more than it has places.
         methods: the configurations whose acceptance is corrected; None: all.
 
@@ -91,7 +91,8 @@ def corrected(
             name: one.scaled(memory=time_factor, arithmetic=time_factor) for name, one in profile.served_steps.items()
         }
         step_times = profile.step_times.scaled(memory=time_factor, arithmetic=time_factor)
-        profile = replace(profile, step_times=step_times, served_steps=served)
+        drafting = {name: one.scaled(time_factor) for name, one in profile.drafting.items()}
+        profile = replace(profile, step_times=step_times, served_steps=served, drafting=drafting)
     if acceptance_factor != 1.0:
         chosen = profile.configs if methods is None else methods
         changed = {
@@ -319,10 +320,10 @@ def _warnings(profile: Profile, plan: FleetPlan, load: Load) -> list[str]:
     policy = plan.policy
     found = [] if profile.version_warning is None else [profile.version_warning]
     usual = min(policy.max_num_seqs, math.ceil(plan.batch_size + 2.0 * math.sqrt(plan.batch_size)) or 1)
-    rows = usual * (1 + int(policy.lengths[usual - 1]))
+    drafted = policy.speculation.nodes_of(int(policy.lengths[usual - 1])) if policy.speculation else 0
     for beyond in missing_points(
         profile.steps_of(policy.speculation.name if policy.speculation else None),
-        num_rows=rows,
+        num_rows=usual * (1 + drafted),
         num_sequences=usual,
         num_context_tokens=round(usual * mean_context(load)),
         prompt_rows=round(min(load.computed_isl, profile.max_num_batched_tokens)),

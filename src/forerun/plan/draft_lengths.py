@@ -125,7 +125,11 @@ class Speculation:
     @property
     def most_nodes(self) -> int:
         """Of a draft: the places that a sequence needs in the KV cache beside its own."""
-        return max(self.max_draft_tokens, *(math.ceil(one.num_nodes) for one in self.yields))
+        return max(map(self.nodes_of, range(1, self.max_draft_tokens + 1)))
+
+    def nodes_of(self, length: int) -> int:
+        """Of a draft of a length, where a length of 1 may stand for a whole one; 0: none."""
+        return max(length, math.ceil(self.yields[length - 1].num_nodes)) if length else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

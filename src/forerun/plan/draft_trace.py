@@ -141,6 +141,11 @@ class DraftTrace:
         """The numbers of the texts of a prompt class; None: of all."""
         return [number for number, found in enumerate(self.kinds) if kind is None or found == kind]
 
+    def longest_judged(self, kind: str | None = None) -> int:
+        """The most nodes of a draft that texts of a class can judge, or all that it may have: they must go on for two tokens more."""
+        longest = max(map(self.num_answer_tokens, self.texts_of(kind)), default=0)
+        return min(self.num_speculative_tokens, max(1, longest - 2))
+
     def draft(self, text: int, place: int) -> TracedDraft:
         """The draft whose first token is at `place` of a text's answer; none after its end."""
         at = self._first_places[text] + place

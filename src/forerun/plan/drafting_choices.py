@@ -68,13 +68,12 @@ def _speculation(profile: Profile, name: str, kind: str | None, confidence: floa
     elif not has_trees:
         yields = chain_yields(acceptance, max(1, min(acceptance.num_places, longest or acceptance.num_places)))
     elif trace is not None and (is_adaptive or not config.get("draft_tree")):
-        by_length = [trace.acceptance(k, kind=kind) for k in range(1, trace.num_speculative_tokens + 1)]
+        by_length = [trace.acceptance(k, kind=kind) for k in range(1, trace.longest_judged(kind) + 1)]
         yields = tuple(whole_yield(planned(one)) for one in by_length)
     elif is_adaptive:
         yields = level_yields(acceptance)
     else:
-        measured = acceptance if trace is None else planned(trace.acceptance(kind=kind))
-        yields, is_whole = (whole_yield(measured),), True
+        yields, is_whole = (whole_yield(acceptance),), True
     return Speculation(
         name=name,
         acceptance=acceptance,

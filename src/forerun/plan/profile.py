@@ -264,7 +264,7 @@ class Profile:
             return cls(**record)
         except ConfigError as problem:
             raise ConfigError(str(problem) if str(path) in str(problem) else f"{path}: {problem}") from None
-        except (OSError, KeyError, TypeError, ValueError, AttributeError) as problem:
+        except (OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as problem:
             why = f"lacks {problem}" if isinstance(problem, KeyError) else str(problem)
             raise ConfigError(f"{path}: {why}; profile again") from None
 

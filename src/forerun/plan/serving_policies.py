@@ -92,7 +92,8 @@ class EngineModel:
         """Sequences of a load whose KV, drafts included, fits at once in 99 of 100 moments, or one that fits alone; 0: not even one.
 
         A running sequence holds its prompt and what it has written so far: on average (1 + cv²) / 2 of an answer,
-        as long answers run longer. One block each is kept free by the scheduler. What all prompts share is held once.
+        as long answers run longer. One block each is kept free by the scheduler. What all prompts share is held once. One that is
+        alone needs no room for drafts: where there is none, they are shorter.
         """
         shared = self.shared_blocks(load)
         free = self.num_blocks - shared
@@ -106,7 +107,7 @@ class EngineModel:
         blocks = (own + written + num_draft_tokens + 1) / self.block_size + 1.5
         deviation = math.sqrt(variance) / self.block_size * NormalDist().inv_cdf(KV_CONFIDENCE)
         root = (-deviation + math.sqrt(deviation**2 + 4.0 * blocks * free)) / (2.0 * blocks)
-        whole = math.ceil((load.isl + load.osl + num_draft_tokens) / self.block_size)  # of one alone, at its end
+        whole = math.ceil((load.isl + load.osl) / self.block_size)  # of one alone, at its end
         return max(int(root**2), int(whole <= self.num_blocks))
 
     def beside(self, speculation: Speculation | None) -> EngineModel:

@@ -442,6 +442,10 @@ class DraftingCost:
             + self.seconds_per_draft_token * num_draft_tokens
         )
 
+    def scaled(self, factor: float) -> DraftingCost:
+        """What it costs where all takes so many times as long."""
+        return DraftingCost(**{name: factor * value for name, value in self.to_json().items()})
+
     def to_json(self) -> dict[str, float]:
         """All parts by name."""
         return {

@@ -161,6 +161,15 @@ def test_a_probe_says_how_a_drafter_with_a_model_does():
     assert found.seconds_per_draft > 0.0
 
 
+def test_steps_in_which_nothing_was_drafted_count_against_a_probed_drafter():
+    real, _ = both(workload())
+    one = candidate({**NGRAM, "prompt_lookup_min": 2, "prompt_lookup_max": 2})
+    found = real.probe(one, 4)
+    counts = real.engine(one).stats.speculation
+    assert 0 < counts.num_drafts < counts.num_steps
+    assert found.conditional_acceptance[0] == counts.accepted_per_position[0] / counts.num_steps
+
+
 def test_a_wrong_configuration_is_named():
     real, simulated = both(workload())
     for run in (simulated.simulate, lambda one: real.run(one, 0)):

@@ -137,6 +137,13 @@ def test_replicas_are_given_up_by_the_last_load_where_the_forecast_is_lower():
     assert falling._with_count(PROFILE, present, decision.plan, decision.replicas).utilization < KEEP_BELOW
 
 
+def test_a_trend_of_lengths_beyond_what_the_engine_takes_is_not_followed():
+    one = scaler()
+    for isl in range(100, PROFILE.max_model_len - 60, PROFILE.max_model_len // 8):
+        forecast = one.decide(measured(Load(rate=1, isl=isl, osl=50)), running=1).forecast
+        assert forecast.isl + forecast.osl <= PROFILE.max_model_len
+
+
 def test_a_load_that_does_not_fit_the_profile_is_said():
     with pytest.raises(ConfigError, match="max_model_len"):
         scaler(predictor="constant").decide(measured(Load(rate=1, isl=10**5, osl=60)), running=1)

@@ -190,6 +190,12 @@ def test_a_pod_asks_for_a_core_for_each_thread_and_leaves_them_out_beside_a_gpu(
     assert any(said in note for note in emission.notes)
 
 
+def test_a_service_that_spreads_at_random_is_said_where_there_are_several_servers():
+    for count in (1, 3):
+        notes = emit("kubernetes", request(replicas=count)).notes
+        assert any("--routing random" in note for note in notes) == (count > 1)
+
+
 def test_a_container_gives_requests_in_flight_until_just_before_it_is_killed():
     """Whose server would else end them after 30 s."""
     composed = emit("compose", request()).files

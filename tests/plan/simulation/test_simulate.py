@@ -351,6 +351,13 @@ class TestPrefillAndDecodeApart:
         assert decode.num_prompt_tokens <= 40 * 17
         assert prefill.num_prompt_tokens + prefill.num_cached_tokens == result.num_input_tokens
 
+    def test_those_that_wait_for_memory_keep_the_kv_that_came_with_them(self):
+        engine = SimulationSettings(num_blocks=20, max_model_len=256, max_num_seqs=8)
+        requests = equal_requests(6, every=0, num_prompt=160, num_output=20)
+        decode, *_ = simulate(engine, requests, fleet=Fleet(replicas=1, prefill_replicas=6)).replicas
+        assert decode.num_running == pytest.approx(1.0), "there is memory for one"
+        assert decode.num_prompt_tokens == 6, "the first token of each; all else came with it"
+
     def test_the_first_step_of_the_one_that_decodes_has_no_draft(self):
         engine = SimulationSettings(drafting=ConditionalAcceptance((1.0,)))
         request = equal_requests(1, every=0, num_output=1 + 1 + 3 * 10)

@@ -69,6 +69,12 @@ def test_one_that_was_dropped_is_compared_by_the_rounds_it_took_part_in():
     assert pick(by_speed(a=[100, 50, 100], b=[150, 75, 150], dropped=[90, 45])).name == "b"
 
 
+def test_one_that_was_dropped_is_not_chosen_as_its_one_run_scatters_by_nothing():
+    rounds = by_speed(a=[100, 88, 112], b=[100, 112, 88], dropped=[89])
+    assert standings(rounds, Objective.THROUGHPUT.criteria[0])[0].name == "dropped"
+    assert pick(rounds).tied == ("a", "b")
+
+
 @pytest.mark.parametrize(
     ("objective", "message"), [(Objective.GOODPUT, "without goals"), (Objective.ENERGY, "nothing counts")]
 )

@@ -70,3 +70,13 @@ def test_where_all_keep_their_goals_the_next_criterion_drops():
         "slow": [figures(100, latency=1.5, attainment=1.0)] * 2,
     }
     assert clearly_behind(rounds, Objective.GOODPUT) == {"slow"}
+
+
+def test_whom_a_kept_round_lacks_is_run_and_the_round_not_kept_again():
+    """An earlier version ran plain decoding only where it was good enough."""
+    runs = Runs(plain=[95, 96], a=[None, 101])
+    found = runs.confirm("a", "plain", rounds=2, kept=[{"a": figures(100)}])
+    assert runs.asked == [("plain", 0), ("plain", 1), ("a", 1)]
+    assert [run.tokens_per_second for run in found["plain"]] == pytest.approx([95, 96])
+    assert [run.tokens_per_second for run in found["a"]] == pytest.approx([100, 101])
+    assert len(runs.kept) == 1

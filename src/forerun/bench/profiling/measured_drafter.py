@@ -135,8 +135,7 @@ class DrafterMeasurement:
 
 def _acceptance(trace: DraftTrace, kind: str | None = None) -> AcceptanceProfile:
     """What stands of drafts as long as the answers can judge: these must go on for two tokens more."""
-    longest = max(trace.num_answer_tokens(text) for text in trace.texts_of(kind))
-    return trace.acceptance(min(trace.num_speculative_tokens, max(1, longest - 2)), kind=kind)
+    return trace.acceptance(trace.longest_judged(kind), kind=kind)
 
 
 def _by_kind(name: str, kinds: Sequence[str], trace: DraftTrace) -> dict[str, AcceptanceProfile]:

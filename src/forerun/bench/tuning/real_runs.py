@@ -14,6 +14,7 @@ from forerun.config.settings import EngineSettings
 from forerun.core.stats import SpeculationStats
 from forerun.llm import LLM
 from forerun.models.base import LoadedTarget
+from forerun.plan.acceptance import AcceptanceProfile
 from forerun.plan.tuning.candidates import Candidate
 from forerun.plan.tuning.drive import Drive, drive
 from forerun.plan.tuning.run_figures import RunFigures
@@ -25,7 +26,7 @@ NUM_WARMUP_PROMPTS, NUM_WARMUP_TOKENS = 4, 16
 class Probe:
     """What a short real run showed of a drafter that computes with a model, or whose verifier does not go by the text."""
 
-    conditional_acceptance: tuple[float, ...]  # by position, given that it was reached
+    conditional_acceptance: tuple[float, ...]  # by position, given that all before it stood; a step without a draft has none that did
     seconds_per_draft: float  # of one sequence, after one step
 
 
@@ -77,9 +78,10 @@ class RealRuns:
         few = replace(self.workload, prompts=self.workload.prompts[:num_prompts])
         self._drive(llm, few, salt=f"probe {self._next_number()}")
         counts: SpeculationStats = llm.stats.speculation
+        num_steps, stood = max(1, counts.num_steps), counts.accepted_per_position or [0]
         return Probe(
-            conditional_acceptance=tuple(counts.conditional_acceptance) or (0.0,),
-            seconds_per_draft=llm.stats.times.draft / max(1, counts.num_steps),
+            conditional_acceptance=AcceptanceProfile.of_counts(candidate.name, num_steps, stood).conditional,
+            seconds_per_draft=llm.stats.times.draft / num_steps,
         )
 
     def engine(self, candidate: Candidate) -> LLM:

@@ -86,7 +86,8 @@ class SlaScaler:
         self._options = replace(options, most_engines=most)
         period = max(2, round(24 * SECONDS_PER_HOUR / interval))
         self._forecast = LoadForecast(
-            lambda: HarmonicPredictor(period) if predictor == "harmonic" else make_predictor(predictor)
+            lambda: HarmonicPredictor(period) if predictor == "harmonic" else make_predictor(predictor),
+            longest=profile.max_model_len,
         )
         self._acceptance = acceptance_factor()
         self._profiled: float | None = None  # tokens that drafts add to a step by the profile; None: not planned yet

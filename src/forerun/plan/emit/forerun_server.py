@@ -21,6 +21,10 @@ GRACE_SECONDS = DRAIN_SECONDS + 10  # until a server is killed, which ends itsel
 HEALTH_CHECK = f"import urllib.request; urllib.request.urlopen('http://127.0.0.1:{PORT}/health', timeout=4)"
 MIB = 2**20
 PROCESS_BYTES = 2**30  # of Python, its packages and activations
+SPREAD = (
+    "the Service sends each connection to any of the servers: plan with --routing random, or put a balancer in front of them that "
+    "sends each request to the least loaded one"
+)
 
 
 class _Resources(NamedTuple):
@@ -156,6 +160,7 @@ def kubernetes(request: EmitRequest) -> Emission:
     notes = (
         *_image_notes(request),
         *_path_notes(request),
+        *(() if request.plan.replicas == 1 else (SPREAD,)),
         "models are read anew by each pod: mount a volume that they share in place of the emptyDir to read them once",
         *_core_notes(request),
         *_resource_notes(request),

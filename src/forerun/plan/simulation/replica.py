@@ -224,7 +224,9 @@ class Replica:
         pool, scheduler = parts.pool, parts.scheduler
         if len(scheduler.running) + len(scheduler.waiting) >= settings.max_num_seqs:
             return False
-        num_needed = -(-len(sent.prompt_ids) // settings.block_size)
+        # those before it wait with their KV in the cache alone, from which it must not be taken
+        lengths = [len(sent.prompt_ids), *(one.num_tokens for one in scheduler.waiting)]
+        num_needed = sum(-(-length // settings.block_size) for length in lengths)
         if num_needed + len(scheduler.running) + len(scheduler.waiting) > pool.num_free:
             return False
         found, missing = [], []

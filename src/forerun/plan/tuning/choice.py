@@ -115,6 +115,8 @@ class Choice:
 def choose(rounds: Rounds, objective: Objective, simplicity: Callable[[str], tuple[float, ...]]) -> Choice:
     """The best configuration; of those within `TIE` of the best score, the simplest.
 
+    One that was dropped is never chosen: it was clearly behind, and its score is too high, as a few rounds scatter little.
+
     Args:
         rounds: the runs.
         objective: its criteria are applied in turn, each to those that tied by the one before.
@@ -123,7 +125,8 @@ def choose(rounds: Rounds, objective: Objective, simplicity: Callable[[str], tup
     Raises:
         ConfigError: a run lacks the figure that the objective asks for.
     """
-    left = [name for name, runs in rounds.items() if runs]
+    most = max(map(len, rounds.values()))
+    left = [name for name, runs in rounds.items() if len(runs) == most]
     for criterion in objective.criteria:
         found = standings({name: rounds[name] for name in left}, criterion)
         best = found[0].score

@@ -34,16 +34,16 @@ def confirm(
         run: does a real run.
         objective: decides who is dropped.
         rounds: at most; fewer where one alone is left.
-        kept: the first rounds, if an earlier call that was interrupted has done them.
+        kept: the first rounds, if an earlier call that was interrupted has done them; whom one of them lacks is run now.
         on_round: called after each round that was done here, to keep it.
     """
     found: dict[str, list[RunFigures]] = {one.name: [] for one in candidates}
     left = list(candidates)
     for number in range(rounds):
-        if number < len(kept):
-            done = kept[number]
-        else:
-            done = {one.name: run(one, number) for one in (left if number % 2 == 0 else left[::-1])}
+        done = dict(kept[number]) if number < len(kept) else {}
+        missing = [one for one in left if one.name not in done]
+        done |= {one.name: run(one, number) for one in (missing if number % 2 == 0 else missing[::-1])}
+        if number >= len(kept):
             on_round(done)
         for one in left:
             found[one.name].append(done[one.name])
