@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forerun.core.draft import Draft
+from forerun.core.draft import NO_DRAFT, Draft
 
 
 @st.composite
@@ -48,3 +48,8 @@ def test_a_part_of_a_draft_keeps_who_drafted_each_node(draft, num_nodes):
     if draft.parents is not None:
         path = mixed.path(len(mixed) - 1)
         assert [mixed.only(path).source_of(i) for i in range(len(path))] == [names[node] for node in path]
+
+
+def test_none_of_a_drafts_nodes_are_no_draft_of_anybodys():
+    for draft in (Draft((1, 2), source="one"), Draft((1, 2), (-1, -1), source="one")):
+        assert draft.only([]) is NO_DRAFT

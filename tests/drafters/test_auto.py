@@ -66,6 +66,41 @@ def test_a_drafter_of_the_users_own_is_used():
     assert found["draft_model"].is_used
 
 
+@pytest.mark.parametrize("method", ["medusa", "mlp_speculator", "ngram"])
+def test_a_drafter_of_the_users_own_is_asked_as_deep_as_it_predicts(method):
+    keys = {} if method == "ngram" else {"model": f"tiny-{method.replace('_', '-')}"}
+    llm = tiny_llm({"method": "auto", "drafter": {"method": method, **keys}})
+    llm.generate(PROMPT, SamplingParams(max_tokens=8), use_tqdm=False)
+    assert llm.executor.drafting.drafter._model.max_depth == (5 if method == "ngram" else 4)
+    assert llm.stats.num_failed_drafts == 0
+
+
+class Learning(BadDrafter):
+    """Counts the rows that it is shown."""
+
+    num_candidates = 2
+    num_rows = 0
+
+    def learn(self, rows):
+        assert rows.candidate_ids.shape[1] >= self.num_candidates
+        self.num_rows += len(rows)
+
+
+@pytest.mark.parametrize("auto_memory", [0, 1])
+def test_a_drafter_of_the_users_own_is_shown_what_the_target_found_if_it_learns_from_that(auto_memory):
+    llm = tiny_llm({"method": "auto", "auto_memory": auto_memory, "drafter": {"method": Learning}})
+    llm.generate(PROMPT, SamplingParams(max_tokens=8, ignore_eos=True), use_tqdm=False)
+    assert llm.executor.drafting.drafter._model.guarded.drafter.num_rows > 2
+    assert llm.stats.num_failed_drafts == 0
+
+
+@pytest.mark.parametrize("method", ["ngram", "suffix", "recycle"])
+def test_a_drafter_of_the_users_own_is_used_whatever_its_method_and_its_pools_are_kept(method):
+    drafter = tiny_llm({"method": "auto", "drafter": {"method": method}}).executor.drafting.drafter
+    assert drafter.model_name == method
+    assert set(drafter.pools) == {"recycle", "answers"} | ({"suffix"} if method == "suffix" else set())
+
+
 @pytest.fixture
 def folder(tmp_path):
     """A model whose sizes int4 takes."""

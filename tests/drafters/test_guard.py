@@ -58,6 +58,15 @@ def test_a_drafter_that_failed_is_asked_again_in_the_next_step():
     assert guarded.num_failures == 1
 
 
+def test_one_draft_in_place_of_a_list_of_one_is_a_failure_of_that_call():
+    drafter = Fragile()
+    drafter.propose = lambda context: Draft((1,))  # noqa: ARG005
+    guarded = GuardedDrafter(drafter, vocab_size=VOCAB_SIZE)
+    _, drafts = started(guarded, 1)
+    assert drafts() == [NO_DRAFT]
+    assert guarded.num_failures == 1
+
+
 def test_a_sequence_that_cannot_be_started_costs_the_others_no_drafts_and_is_tried_again():
     drafter = Fragile()
     drafter.refused = {2}
@@ -73,6 +82,24 @@ def test_a_sequence_that_cannot_be_started_costs_the_others_no_drafts_and_is_tri
         guarded.stop(one)
     assert drafter.known == []
     assert guarded.num_failures == 2
+
+
+def test_failures_of_a_drafter_whose_place_was_taken_still_count_and_its_successors_first_is_logged(caplog):
+    class Group(Fragile):
+        num_member_failures = 3
+
+    guarded = GuardedDrafter(Group(), vocab_size=VOCAB_SIZE)
+    sequences, drafts = started(guarded, 1)
+    guarded.drafter.fails = True
+    drafts()
+    assert guarded.num_failures == 4
+    guarded.replace(Fragile(), sequences)
+    assert guarded.num_failures == 4
+    guarded.drafter.fails = True
+    caplog.clear()
+    drafts()
+    assert guarded.num_failures == 5
+    assert "drafter Fragile failed (not today)" in caplog.text
 
 
 def test_a_sequence_is_started_once_however_often_the_engine_says_so():
@@ -92,8 +119,11 @@ def test_a_sequence_is_started_once_however_often_the_engine_says_so():
         Draft((1, 2), (1, -1)),
         Draft((1, 2), (-1, -2)),
         Draft((1, 2), (-1, 1)),
+        Draft((1, 2), [-1, 0]),
+        Draft([1, 2]),
         Draft((1, 2), None, torch.full((2, 6), 1 / 6)),
         Draft((1,), None, torch.ones(1, 7)),
+        Draft((1,), None, torch.full((1, 7), 1 / 7), survival=(0.5,)),
         Draft((1,), None, torch.tensor([[2.0, -1.0, 0, 0, 0, 0, 0]])),
         Draft((1,), None, torch.tensor([[1.0, math.nan, 0, 0, 0, 0, 0]])),
         Draft((1,), None, torch.tensor([[1.0, -math.inf, 0, 0, 0, 0, 0]])),

@@ -106,6 +106,13 @@ def test_a_drafter_drafts_no_more_than_it_may():
     assert drafts_for(hybrid, [1]) == [Draft((4, 5), source="short")]
 
 
+def test_a_draft_bears_its_members_name_whoever_drafted_its_nodes():
+    mixed = Draft((4, 5), source="copy", sources=("copy", "recycle"))
+    hybrid = Hybrid([member("auto", Scripted({1: mixed})), member("model", Scripted({}))])
+    (draft,) = drafts_for(hybrid, [1])
+    assert draft.num_drafted_by() == {"auto": 2}
+
+
 def test_a_drafter_that_fails_gives_no_drafts_and_is_counted():
     hybrid = Hybrid([member("failing", Failing(TARGET)), member("model", Scripted({1: Draft((9,))}))])
     assert drafts_for(hybrid, [1, 2]) == [Draft((9,), source="model"), NO_DRAFT]

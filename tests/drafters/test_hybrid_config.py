@@ -56,6 +56,16 @@ def test_drafters_of_the_same_method_bear_their_place():
     assert resolve_speculative(hybrid(NGRAM, SUFFIX, NGRAM)).drafter.names == ["ngram[0]", "suffix", "ngram[2]"]
 
 
+@pytest.mark.parametrize("method", ["standard", "block", "typical"])
+def test_auto_among_them_knows_the_verifier_by_which_it_picks_a_heads_tokens(method):
+    auto = {"method": "auto"}
+    assert members(hybrid(auto, NGRAM))[0].drafter.rejection_sample_method == "matching"
+    assert members(hybrid(auto, NGRAM, rejection_sample_method=method))[0].drafter.rejection_sample_method == method
+    own = {"method": "self", "quantization": "int8", "draft_sample_method": "coupled"}
+    with pytest.raises(ConfigError, match=r"drafters\[0\]: draft_sample_method: got 'coupled' for auto's drafter"):
+        resolve_speculative(hybrid(auto | {"drafter": own}, NGRAM, rejection_sample_method=method))
+
+
 def test_no_tokens_means_no_drafter():
     assert resolve_speculative(hybrid(SUFFIX, NGRAM, num_speculative_tokens=0)).describe() == "no speculation"
 

@@ -346,6 +346,36 @@ def test_a_drafter_that_ends_its_chains_is_asked_where_chains_of_full_length_wou
     assert len(drafter.asked) == 20
 
 
+def test_time_is_worth_the_tokens_of_those_sequences_too_that_are_not_drafted_for():
+    priced, drafter = make(seconds=0.001)
+    one, other = started(priced, 2)
+    for _ in range(100):
+        priced.propose([DraftRequest(one, 8, 8)], [NO_DRAFT], {})
+        drafter.clock.now += STEP
+        one.output_ids += [7, 7, 7]
+        other.output_ids += [5]
+    assert priced._tokens_per_second == pytest.approx(4 / 0.011, rel=0.01)
+
+
+class Deep(Costly):
+    """Drafts three levels of two tokens each, whatever is asked for."""
+
+    def propose(self, context):
+        super().propose(context)
+        return [Draft((7, 6) * 3, (-1, -1, 0, 0, 2, 2), margins=(5.0, 5.0, 0.1)) for _ in context.requests]
+
+
+def test_of_a_chain_that_is_cut_the_margins_of_what_is_left_count():
+    clock = Clock()
+    guarded = GuardedDrafter(Deep(clock, 0.001), vocab_size=VOCAB_SIZE)
+    priced = PricedDrafter("model", guarded, max_depth=2, num_runners_up=1, clock=clock)
+    before = priced._chances.chance_of(0.1)
+    (draft,) = write(priced, guarded.drafter, started(priced), tokens=[7, 7, 7], num_steps=20)
+    assert draft.first_path() == [[7, 6]] * 2
+    assert priced._chances.chance_of(5.0) > 0.98
+    assert priced._chances.chance_of(0.1) == before
+
+
 def test_answers_that_are_empty_do_not_make_the_drafter_seem_slow():
     clock = Clock()
     drafter = Silent(clock, 0.001)

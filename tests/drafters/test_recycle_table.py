@@ -184,7 +184,11 @@ def test_a_smaller_budget_takes_in_what_it_can():
         ("twos", np.array([[1, 1000]], np.int32)),
         ("ones_candidates", np.full((1, 8), 1000, np.int32)),
         ("ones_candidates", np.zeros((1, 7), np.int32)),
+        ("ones_candidates", np.zeros(8, np.int32)),
+        ("ones_candidates", np.full((1, 8), np.nan)),
+        ("twos", np.full((1, 2), np.nan)),
         ("twos_gaps", np.zeros((2, 8), np.uint8)),
+        ("twos_gaps", np.full((1, 8), 300, np.int32)),
     ],
     ids=str,
 )

@@ -75,3 +75,12 @@ def test_a_long_run_of_texts_keeps_only_the_window_in_memory():
         if first >= 2:
             index.drop_oldest_text()
     assert len(index.tokens) < 5 * 51
+
+
+def test_a_text_takes_no_more_memory_than_was_promised_before_it_was_added():
+    for num_tokens in range(600, 3000, 40):
+        index = SuffixIndex(vocab_size=50_000)
+        most = index.most_bytes_with(num_tokens)
+        index.extend(range(num_tokens))
+        index.end_text()
+        assert index.num_bytes <= most, num_tokens

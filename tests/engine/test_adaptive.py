@@ -221,7 +221,7 @@ def priced_control(*, draft_seconds):
     control.draft_limit(1)
     one = SpeculationStats()
     one.record(FOUR, ())
-    return control, control._prices.lost_to(one, 0)
+    return control, control._prices.lost_to(one, NO_DRAFT)
 
 
 @given(st.lists(st.integers(0, 4), max_size=150), st.sampled_from([0.0, 0.0005, 0.003]))
@@ -230,12 +230,19 @@ def test_drafts_cost_no_sequence_more_than_a_small_share_of_its_time(num_stood, 
     assert price > 0.0
     sequence, draft = SpeculationStats(), NO_DRAFT
     for count in num_stood:
-        limit = control.limit_of(sequence, 8, num_verifying=len(draft.token_ids))
+        limit = control.limit_of(sequence, 8, verifying=draft)
         sequence.record(draft, tuple(range(count)) if draft.token_ids else ())
         draft = FOUR if limit else NO_DRAFT
         lost = sequence.num_drafts * price - sequence.num_accepted_tokens
         num_tokens = sequence.num_steps + sequence.num_accepted_tokens
-        assert lost <= MOST_LOST + LOST_SHARE * num_tokens + price + 1e-9
+        assert lost <= MOST_LOST + LOST_SHARE * num_tokens + 2 * price + 1e-9  # one was verified when the last was begun
+
+
+def test_a_draft_that_is_verified_holds_up_the_next_one_unless_it_promises_less_than_it_costs():
+    control, price = priced_control(draft_seconds=0.003)
+    assert MOST_LOST + LOST_SHARE < price < sum(FOUR.survival)
+    for draft, limit in ((FOUR, 8), (draft_of([0.01] * 4), 0), (Draft(FOUR.token_ids), 0), (NO_DRAFT, 8)):
+        assert control.limit_of(SpeculationStats(), 8, verifying=draft) == limit
 
 
 def test_a_sequence_that_lost_by_drafts_gets_none_until_its_text_has_grown_and_others_go_on():
@@ -244,10 +251,10 @@ def test_a_sequence_that_lost_by_drafts_gets_none_until_its_text_has_grown_and_o
     for _ in range(round(2 / price)):
         unlucky.record(FOUR, ())
         lucky.record(FOUR, (0, 1))
-    assert control.limit_of(unlucky, 8, num_verifying=0) == 0
-    assert control.limit_of(lucky, 8, num_verifying=4) == 8
+    assert control.limit_of(unlucky, 8, verifying=NO_DRAFT) == 0
+    assert control.limit_of(lucky, 8, verifying=FOUR) == 8
     unlucky.record(NO_DRAFT, (), times=round(2 / LOST_SHARE))
-    assert control.limit_of(unlucky, 8, num_verifying=0) == 8
+    assert control.limit_of(unlucky, 8, verifying=NO_DRAFT) == 8
 
 
 def test_what_drafts_cost_in_a_large_batch_is_not_held_against_a_text_that_is_alone_again():
@@ -271,7 +278,7 @@ def test_what_drafts_cost_in_a_large_batch_is_not_held_against_a_text_that_is_al
     for _ in range(100):
         observe(control, 32, 1)  # two thirds of a token
     control.draft_limit(1)
-    assert control.limit_of(alone, 8, num_verifying=0) == 8
+    assert control.limit_of(alone, 8, verifying=NO_DRAFT) == 8
 
 
 def beside_prompts(step):
@@ -307,8 +314,8 @@ def test_no_rows_are_tried_beside_prompts_as_such_a_step_teaches_nothing():
 
 def test_each_sequence_is_drafted_for_by_what_its_own_drafts_have_come_to():
     class ThreeDrafts(FixedLength):
-        def limit_of(self, sequence, limit, *, num_verifying):
-            return limit if sequence.num_drafts + (num_verifying > 0) < 3 else 0
+        def limit_of(self, sequence, limit, *, verifying):
+            return limit if sequence.num_drafts + bool(verifying.token_ids) < 3 else 0
 
     engine = simulated_engine(rates=(0.5,), num_blocks=10000, max_model_len=512)
     engine = Engine(replace(engine.parts, control=ThreeDrafts(num_speculative_tokens=2)), clock=engine._clock)

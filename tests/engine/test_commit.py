@@ -153,3 +153,10 @@ def test_an_undecided_sequence_computes_its_last_token_again_with_the_same_draft
     done, generation = commit_result(SequenceResult())
     assert (done, generation.output_ids, generation.table.num_computed) == (None, [], 4)
     assert (generation.draft, generation.finish_reason) == (CHAIN, None)
+
+
+def test_a_drafter_that_bears_the_name_of_predictions_harms_no_text_without_one():
+    draft = Draft((10, 11), source="prediction")
+    done, generation = commit_result(judged((0,), 7, draft=draft), draft=draft)
+    assert done.token_ids == [10, 7]
+    assert generation.prediction is None

@@ -204,13 +204,13 @@ class Replayer:
             seed=number,
         )
         found, seconds = ReplayedText(len(answer) - 1), self.costs.seconds or PASS_SECONDS
-        limit = self._limit(found, num_verifying=0)
+        limit = self._limit(found, NO_DRAFT)
         draft = self._after_step(text, sequence, 0, found, limit)  # the first step reads the prompt
         while len(sequence.output_ids) < len(answer):
             num_context = len(sequence) - 1
             (length,) = self.control.choose([draft], num_rows=1, num_sequences=1, num_context_tokens=num_context)
-            limit = self._limit(found, num_verifying=length)
             verified = draft.first(length)
+            limit = self._limit(found, verified)
             accepted = standing_nodes(verified, answer, len(sequence.output_ids))
             found.rows.append(1 + len(verified))
             found.speculation.record(verified, accepted)
@@ -229,9 +229,9 @@ class Replayer:
         self.drafting.stop(sequence)
         return found
 
-    def _limit(self, found: ReplayedText, *, num_verifying: int) -> int:
+    def _limit(self, found: ReplayedText, verifying: Draft) -> int:
         """The most nodes to draft in a step that is planned, before the fate of what it verifies is known."""
-        return self.control.limit_of(found.speculation, self.control.draft_limit(1), num_verifying=num_verifying)
+        return self.control.limit_of(found.speculation, self.control.draft_limit(1), verifying=verifying)
 
     def _after_step(
         self, text: RecordedText, sequence: TokenSequence, num_accepted: int, found: ReplayedText, limit: int

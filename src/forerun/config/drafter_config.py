@@ -53,9 +53,19 @@ class CustomConfig:
         return None
 
     def build(self, target: TargetInfo) -> Drafter:
-        """Make the drafter."""
+        """Make the drafter.
+
+        Raises:
+            ConfigError: it does not say which hidden states it needs.
+        """
         make: Any = self.drafter_class
         drafter: Drafter = make(target)
+        needs: object = getattr(drafter, "needs", None)
+        if not isinstance(needs, frozenset) or not all(isinstance(name, str) for name in needs):
+            raise ConfigError(
+                f"{self.drafter_class.__name__}.needs: got {needs!r:.80}; must be a frozenset of names of hidden states, such as "
+                "frozenset({'last_hidden'}), or frozenset() where it reads none"
+            )
         return drafter
 
 

@@ -146,6 +146,8 @@ class Draft:
         """The draft made of `nodes`, in rising order; the parent of each must be among them."""
         if len(nodes) == len(self):
             return self
+        if not nodes:
+            return NO_DRAFT
         if self.parents is None:
             return self.first(len(nodes))
         place = {node: i for i, node in enumerate(nodes)} | {-1: -1}

@@ -23,6 +23,7 @@ from forerun.drafters.base import (
     DrafterResolver,
     ExportsHiddenStates,
     KeepsKV,
+    KeepsPools,
     MovesKV,
     Pool,
     TargetInfo,
@@ -31,7 +32,7 @@ from forerun.drafters.base import (
 from forerun.drafters.eagle import Eagle3Config, EagleConfig
 from forerun.drafters.guard import GuardedDrafter
 from forerun.drafters.lookup.drafter import LookupDrafter
-from forerun.drafters.neural.sampling import DraftSamplingConfig
+from forerun.drafters.neural.sampling import DraftSamplingConfig, TooDeepError
 from forerun.drafters.neural.tree import StaticTree
 from forerun.drafters.ngram import NgramConfig
 from forerun.drafters.priced import PricedDrafter
@@ -158,12 +159,10 @@ class AutoConfig:
         if self._drafts_on_device(target):
             return DEVICE_NGRAMS.build(target)
         model, budget = None, self._budget(target)
-        for choice in self.choices(target):
-            if not choice.is_used or choice.method in LOOK_UPS:
-                continue
-            model = _priced(choice.method, self._model_config(choice.method, target), target)
-            budget -= choice.num_bytes
-            break
+        chosen = next((choice for choice in self._model_choices(target, budget) if choice.is_used), None)
+        if chosen is not None:
+            model = _priced(chosen.method, self._model_config(chosen.method, target), target)
+            budget -= chosen.num_bytes
         half = budget // 2
         lookup = LookupDrafter(target, table_bytes=min(half, MOST_TABLE_BYTES), pool_bytes=min(half, MOST_POOL_BYTES))
         return AutoDrafter(lookup, model)
@@ -207,18 +206,21 @@ class AutoConfig:
                 "recycle", budget > 0, f"what the target held likely, within {share}" if budget else "auto_memory is 0"
             ),
         ]
-        models = [
-            self._head_choice(target, budget),
-            self._mtp_choice(target, budget),
-            self._self_choice(target, budget),
-        ]
         is_taken = False
-        for choice in models:
+        for choice in self._model_choices(target, budget):
             if is_taken and choice.num_bytes:
                 choice = replace(choice, is_used=False, why="a drafter before it is used")
             is_taken = is_taken or choice.is_used
             found.append(choice)
         return found
+
+    def _model_choices(self, target: TargetInfo, budget: int) -> list[Choice]:
+        """The drafters that compute, or the one that is given; the first that can be is used."""
+        return [
+            self._head_choice(target, budget),
+            self._mtp_choice(target, budget),
+            self._self_choice(target, budget),
+        ]
 
     def _drafts_on_device(self, target: TargetInfo) -> bool:
         """Whether a GPU computes whole steps, which would wait for any draft of the host, and no drafter is given."""
@@ -294,8 +296,17 @@ class AutoConfig:
 
 
 def _priced(name: str, config: DrafterConfig, target: TargetInfo) -> PricedDrafter:
-    """Build a drafter that is asked where it is worth its time, for chains with runners-up if it can draft trees."""
-    max_depth, num_runners_up = min(MOST_PASSES, target.num_speculative_tokens), 0
+    """Build a drafter that is asked where it is worth its time, as deep as its checkpoint predicts."""
+    max_depth = min(MOST_PASSES, target.num_speculative_tokens)
+    try:
+        return _priced_to_depth(max_depth, name, config, target)
+    except TooDeepError as error:
+        return _priced_to_depth(error.deepest, name, config, target)
+
+
+def _priced_to_depth(max_depth: int, name: str, config: DrafterConfig, target: TargetInfo) -> PricedDrafter:
+    """Build it for chains so deep, with runners-up if it can draft trees."""
+    num_runners_up = 0
     if isinstance(config, DraftSamplingConfig) and max_depth:
         num_runners_up = MOST_RUNNERS_UP
         config = replace(config, draft_tree=[list(path) for path in StaticTree.chain(max_depth, num_runners_up).paths])
@@ -369,7 +380,7 @@ class AutoDrafter:
     def __init__(self, lookup: LookupDrafter, model: PricedDrafter | None) -> None:
         self.lookup = lookup
         self._model = model
-        self.num_candidates = lookup.num_candidates
+        self.num_candidates = max(lookup.num_candidates, 0 if model is None else model.guarded.num_candidates)
         drafter = None if model is None else model.guarded.drafter
         self.needs: frozenset[str] = frozenset() if drafter is None else drafter.needs
         self._keeper = drafter if isinstance(drafter, KeepsKV) else None
@@ -394,8 +405,9 @@ class AutoDrafter:
 
     @property
     def pools(self) -> Mapping[str, Pool]:
-        """See `KeepsPools`."""
-        return self.lookup.pools
+        """See `KeepsPools`; of two of one kind the look-ups'."""
+        drafter = None if self._model is None else self._model.guarded.drafter
+        return {**(drafter.pools if isinstance(drafter, KeepsPools) else {}), **self.lookup.pools}
 
     def use_kv(self, target_cache: KVCache, *, num_blocks: int) -> None:
         """Let the model take its memory, if it has KV."""
@@ -414,8 +426,11 @@ class AutoDrafter:
             self._model.start(sequence)
 
     def learn(self, rows: VerifiedRows) -> None:
-        """Let the look-ups learn what the target found."""
-        self.lookup.learn(rows)
+        """Let the look-ups learn what the target found, and the model if it does."""
+        if self.lookup.num_candidates:
+            self.lookup.learn(rows)
+        if self._model is not None and self._model.guarded.num_candidates:
+            self._model.guarded.learn(rows)
 
     def propose(self, context: DraftContext) -> list[Draft]:
         """Return for each request the look-ups' draft, joined with the model's where that is worth its time."""

@@ -38,27 +38,32 @@ class GuardedDrafter:
 
     A failure costs the drafts of that call only: the drafter is asked again in the next step. A
     sequence that it failed to start gets no drafts, holds up no other one, and is started again before
-    its next draft. The first failure is logged with its cause; all are counted.
+    its next draft. The first failure of each drafter is logged with its cause; all are counted.
 
     `start` and `stop` may be called repeatedly; the drafter's are called once for each sequence.
     `source` is put on drafts that do not say who made them.
     """
 
     def __init__(self, drafter: Drafter, *, vocab_size: int, source: str | None = None) -> None:
+        self._vocab_size = vocab_size
+        self.source = source
+        self._started: dict[int, bool] = {}  # by seq_id; False where the drafter's `start` failed
+        self._num_earlier_failures = 0  # of the drafters whose place this one has taken
+        self._use(drafter)
+
+    def _use(self, drafter: Drafter) -> None:
         self.drafter = drafter
         # checked once: whether an object fits a protocol takes long to find out, and the engine counts in each step
         self._group = drafter if isinstance(drafter, GuardsMembers) else None
         self._learner = drafter if isinstance(drafter, LearnsFromTarget) else None
         self._reader = drafter if isinstance(drafter, ReadsTexts) else None
         self._num_caught = 0
-        self._vocab_size = vocab_size
-        self.source = source
-        self._started: dict[int, bool] = {}  # by seq_id; False where the drafter's `start` failed
 
     @property
     def num_failures(self) -> int:
-        """The number of failures caught so far, here and by the guards of the drafter's members."""
-        return self._num_caught + (0 if self._group is None else self._group.num_member_failures)
+        """The number of failures caught so far, here and by the guards of the drafter's members; those of drafters before it too."""
+        of_members = 0 if self._group is None else self._group.num_member_failures
+        return self._num_earlier_failures + self._num_caught + of_members
 
     @property
     def num_candidates(self) -> int:
@@ -67,10 +72,8 @@ class GuardedDrafter:
 
     def replace(self, drafter: Drafter, running: Iterable[Sequence]) -> None:
         """Let another drafter take the place of this one, with all running sequences; the old one is not asked again."""
-        self.drafter = drafter
-        self._group = drafter if isinstance(drafter, GuardsMembers) else None
-        self._learner = drafter if isinstance(drafter, LearnsFromTarget) else None
-        self._reader = drafter if isinstance(drafter, ReadsTexts) else None
+        self._num_earlier_failures = self.num_failures
+        self._use(drafter)
         self._started = {
             sequence.seq_id: self._try_start(sequence) for sequence in running if sequence.seq_id in self._started
         }
@@ -114,7 +117,7 @@ class GuardedDrafter:
         if not ready:
             return [NO_DRAFT] * len(requests)
         try:
-            drafts = self.drafter.propose(DraftContext(requests=ready, features=features))
+            drafts = list(self.drafter.propose(DraftContext(requests=ready, features=features)))
             if len(drafts) != len(ready):
                 raise DraftError(f"propose returned {len(drafts)} drafts for {len(ready)} requests; return one each")
         except Exception as error:
@@ -168,6 +171,9 @@ def check_draft(draft: Draft, *, vocab_size: int) -> None:
     """Raise `DraftError` unless `draft` is a draft and every token and parent of it is possible."""
     if not isinstance(draft, Draft):
         raise DraftError(f"drafted {draft!r}; must be a Draft; return NO_DRAFT where there is nothing to draft")
+    for name, values in (("token_ids", draft.token_ids), ("parents", draft.parents or ())):
+        if not isinstance(values, tuple):
+            raise DraftError(f"{name} are a {type(values).__name__}; must be a tuple")
     if not draft.token_ids:
         return
     if not _are_ints(draft.token_ids) or min(draft.token_ids) < 0 or max(draft.token_ids) >= vocab_size:
@@ -190,6 +196,8 @@ def check_draft(draft: Draft, *, vocab_size: int) -> None:
     ):
         raise DraftError(f"margins {draft.margins!r:.80}; must be a tuple of numbers, or None")
     if draft.probs is not None:
+        if draft.survival is not None:
+            raise DraftError("survival beside probs; leave it out: what was drawn from probs is verified whatever it is")
         _check_probs(draft.probs, shape=(len(draft), vocab_size))
 
 

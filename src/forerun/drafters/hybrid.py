@@ -37,6 +37,9 @@ from forerun.errors import ConfigError, ForerunError, UnknownKeyError
 if TYPE_CHECKING:
     from forerun.kv.cache import KVCache
 
+VERIFIER, MATCHING = "rejection_sample_method", "matching"
+"""The key that names the verifier, and what it is where the user names none."""
+
 DEFAULT_MIN_DRAFT_TOKENS = 2
 """Of a copy that long about one token is expected to be accepted: what a small model's draft gains once its passes are paid."""
 
@@ -59,11 +62,14 @@ class MemberConfig:
 class HybridConfig:
     """The drafters, most preferred first; the last is asked where none before it has a draft that is good enough.
 
+    `rejection_sample_method` is the verifier's, which those of them are told that pick their tokens by it.
+
     Raises:
         ConfigError: there are fewer than two.
     """
 
     drafters: tuple[MemberConfig, ...] = ()
+    rejection_sample_method: str = MATCHING
 
     def __post_init__(self) -> None:
         if len(self.drafters) < 2:
@@ -82,11 +88,11 @@ class HybridConfig:
         given = keys.get("drafters", ())
         if not isinstance(given, (list, tuple)):
             raise ConfigError(f"speculative_config: drafters: got {given!r}; must be a list of dicts, one per drafter")
-        members = []
+        verifier, members = keys.get(VERIFIER, MATCHING), []
         for number, member in enumerate(given):
             with _naming_member(number):
-                members.append(_resolve_member(member, resolver, is_last=number == len(given) - 1))
-        return cls(drafters=tuple(members))
+                members.append(_resolve_member(member, resolver, verifier, is_last=number == len(given) - 1))
+        return cls(drafters=tuple(members), rejection_sample_method=verifier)
 
     @property
     def default_num_speculative_tokens(self) -> int | None:
@@ -128,7 +134,7 @@ def _naming_member(number: int) -> Iterator[None]:
         raise type(error)(f"speculative_config: drafters[{number}]: {what}") from error
 
 
-def _resolve_member(given: Any, resolver: DrafterResolver, *, is_last: bool) -> MemberConfig:
+def _resolve_member(given: Any, resolver: DrafterResolver, verifier: str, *, is_last: bool) -> MemberConfig:
     keys = resolver.read_keys(given)
     for key in resolver.shared_keys:
         if key in keys:
@@ -137,7 +143,9 @@ def _resolve_member(given: Any, resolver: DrafterResolver, *, is_last: bool) -> 
         raise ConfigError("a hybrid cannot be part of another; write its drafters into the outer list")
     if is_last and "min_draft_tokens" in keys:
         raise ConfigError("min_draft_tokens: the last drafter's drafts are taken whatever their length; leave it out")
-    method, drafter = resolver.resolve(keys, other_keys=("num_speculative_tokens", "min_draft_tokens"))
+    method, drafter = resolver.resolve(
+        keys | {VERIFIER: verifier}, other_keys=("num_speculative_tokens", "min_draft_tokens", VERIFIER)
+    )
     if isinstance(drafter, ExportsHiddenStates):
         raise ConfigError(f"{method!r} drafts nothing, and as part of a hybrid saves nothing; make it the only method")
     most = resolver.max_draft_tokens
@@ -170,7 +178,7 @@ class Member:
     def propose(self, requests: Listing[DraftRequest], context: DraftContext) -> list[Draft]:
         """Draft for some of the step's requests; each draft names its source."""
         return [
-            replace(draft, source=self.name) if draft.token_ids else NO_DRAFT
+            replace(draft, source=self.name, sources=None) if draft.token_ids else NO_DRAFT
             for draft in self.guarded.propose([self._within_limits(one) for one in requests], context.features)
         ]
 

@@ -187,7 +187,8 @@ class PricedDrafter:
         self._latest: deque[tuple[float, float]] = deque(maxlen=NUM_LATEST)  # of calls: seconds, and seconds of a row
         self._tokens_per_second = 0.0
         self._last_call: float | None = None
-        self._lengths: dict[int, int] = {}  # of the sequences at the last call
+        self._running: dict[int, Sequence] = {}
+        self._lengths: dict[int, int] = {}  # of these at the last call
         self._num_steps_left_out = 0
         self._seconds_left_out = 0.0
 
@@ -197,11 +198,12 @@ class PricedDrafter:
 
     def start(self, sequence: Sequence) -> None:
         """Start a sequence in the drafter."""
+        self._running[sequence.seq_id], self._lengths[sequence.seq_id] = sequence, len(sequence)
         self.guarded.start(sequence)
 
     def stop(self, sequence: Sequence) -> None:
         """Stop a sequence in the drafter."""
-        for known in (self._pending, self._num_read, self._lengths):
+        for known in (self._pending, self._num_read, self._running, self._lengths):
             known.pop(sequence.seq_id, None)
         self.guarded.stop(sequence)
 
@@ -240,7 +242,8 @@ class PricedDrafter:
             num_rows += len(levels)
             deepest = max(deepest, len(levels))
             chains[i] = answer
-            margins = answer.margins or (math.nan,) * len(levels)
+            known = (answer.margins or ())[: len(levels)]  # a draft that was cut still has all of them
+            margins = known + (math.nan,) * (len(levels) - len(known))
             knows_margins |= not all(map(math.isnan, margins))
             self._pending[sequence.seq_id] = _Pending(
                 levels, margins, request.max_depth, free[i], free_tokens[i], len(sequence)
@@ -333,18 +336,18 @@ class PricedDrafter:
         return best[1], best[2]
 
     def _note_step(self, requests: Listing[DraftRequest]) -> None:
-        """Learn how many tokens a second brings, and what became of earlier drafts."""
+        """Learn how many tokens a second brings, whoever is drafted for, and what became of earlier drafts."""
         now, last = self._clock(), self._last_call
         self._last_call = now
         num_tokens = 0
-        for request in requests:
-            sequence = request.sequence
+        for seq_id, sequence in self._running.items():
             length = len(sequence)
-            num_tokens += length - self._lengths.get(sequence.seq_id, length)
-            self._lengths[sequence.seq_id] = length
-            pending = self._pending.pop(sequence.seq_id, None)
+            num_tokens += length - self._lengths[seq_id]
+            self._lengths[seq_id] = length
+        for request in requests:
+            pending = self._pending.pop(request.sequence.seq_id, None)
             if pending is not None:
-                self._label(pending, sequence)
+                self._label(pending, request.sequence)
         if last is None or not 0.0 < now - last < LONGEST_STEP:  # a clock that jumps
             return
         self._seconds_left_out += now - last

@@ -273,10 +273,12 @@ class RecycleTable:
     def _packed(self, name: str, arrays: PoolArrays) -> Records:
         """Records of the arrays of one kind of context."""
         contexts = arrays[name]
-        token_ids, gaps = (arrays[f"{name}_{what}"][:, : self.num_candidates] for what in ("candidates", "gaps"))
+        token_ids, gaps = (arrays[f"{name}_{what}"][..., : self.num_candidates] for what in ("candidates", "gaps"))
         shape = (len(contexts), self.num_candidates)
         if token_ids.shape != shape or gaps.shape != shape or contexts.shape != shape[:1] + (2,) * (name == "twos"):
             raise ValueError(f"{name}: contexts {contexts.shape}, candidates {token_ids.shape}, gaps {gaps.shape}")
+        if contexts.dtype != np.int32 or token_ids.dtype != np.int32 or gaps.dtype != np.uint8:
+            raise ValueError(f"{name}: contexts {contexts.dtype}, candidates {token_ids.dtype}, gaps {gaps.dtype}")
         for tokens in (contexts, token_ids):
             if ((tokens < 0) | (tokens >= self._vocab_size)).any():
                 raise ValueError(f"{name}: token ids are not all from 0 to {self._vocab_size - 1}")

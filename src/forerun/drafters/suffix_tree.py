@@ -187,7 +187,7 @@ class _Chains:
     def grow(self, num_slots: int) -> None:
         """Double the slots until there are `num_slots`; a gram's slot then has one bit more."""
         while len(self.latest) < num_slots:
-            self.latest *= 2
+            self.latest = self.latest * 2  # not in place, which would take a sixteenth more than it needs
 
     def free(self, num_places: int) -> None:
         """Forget the first places."""

@@ -42,8 +42,9 @@ INTERRUPTED = 20.0
 BELIEVED = 8.0
 """Tokens that are taken to have stood as promised, before any is known."""
 
-MOST_LOST, LOST_SHARE = 0.5, 0.05
-"""What drafts may cost a sequence beyond what they have brought it: so many tokens, and this share of its tokens so far."""
+MOST_LOST, LOST_SHARE = 0.3, 0.03
+"""What drafts may cost a sequence beyond what they have brought it, before it gets no more: so many tokens, and this share of its
+tokens so far, which is a twentieth of fifteen tokens and less of more."""
 
 PRICE_WEIGHT = 0.1  # of a step in the running price of a row
 
@@ -86,11 +87,15 @@ class _Prices:
             row = seconds / num_rows / token_seconds
             self.row += (row - self.row) * (PRICE_WEIGHT if self.row else 1.0)
 
-    def lost_to(self, sequence: SpeculationStats, num_verifying: int) -> float:
-        """The tokens that a sequence's drafts have cost it beyond those that stood; of those that are verified now none does."""
-        num_drafts = sequence.num_drafts + (num_verifying > 0)
-        num_nodes = sequence.num_draft_tokens + num_verifying
-        return self.row * num_nodes + self.draft * num_drafts - sequence.num_accepted_tokens
+    def of_drafts(self, num_drafts: int, num_nodes: int) -> float:
+        """What so many drafts cost, of so many nodes together."""
+        return self.draft * num_drafts + self.row * num_nodes
+
+    def lost_to(self, sequence: SpeculationStats, verifying: Draft) -> float:
+        """The tokens that a sequence's drafts have cost it beyond those that stood; one that is verified now gains none."""
+        lost = self.of_drafts(sequence.num_drafts, sequence.num_draft_tokens) - sequence.num_accepted_tokens
+        cost = self.of_drafts(bool(verifying.token_ids), len(verifying))
+        return lost + max(0.0, cost - sum(verifying.survival or ()))
 
 
 @dataclass(slots=True)
@@ -214,12 +219,12 @@ class AdaptiveLength:
             return self.num_speculative_tokens
         return 0
 
-    def limit_of(self, sequence: SpeculationStats, limit: int, *, num_verifying: int) -> int:
+    def limit_of(self, sequence: SpeculationStats, limit: int, *, verifying: Draft) -> int:
         """`limit`, or nothing where drafts have cost the sequence too much: short texts have no time to make up for it."""
         if not limit:
             return 0
         num_tokens = sequence.num_steps + sequence.num_accepted_tokens
-        lost = self._prices.lost_to(sequence, num_verifying)
+        lost = self._prices.lost_to(sequence, verifying)
         return limit if lost <= MOST_LOST + LOST_SHARE * num_tokens else 0
 
     def _is_unknown(self, num_rows: int, num_sequences: int) -> bool:

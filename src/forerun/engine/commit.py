@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from forerun.core.draft import Draft
 from forerun.core.outputs import Logprob, Origin, StreamDelta, TokenLogprobs
-from forerun.core.stats import PREDICTION
+from forerun.core.stats import PREDICTION, PredictionCounts
 from forerun.core.step import PlannedSequence, RowLogprobs, SequenceResult
 from forerun.engine.generation import Generation
 
@@ -50,8 +50,8 @@ def commit(
     elif result.token_ids:
         committed = _append_tokens(generation, draft, result)
         generation.stats.record(draft, result.accepted)
-        if draft.source == PREDICTION:
-            _count_prediction(generation, committed)
+        if generation.prediction is not None and draft.source == PREDICTION:
+            _count_prediction(generation.prediction, committed)
         if result.logprobs is not None:
             rows = describe_logprobs(result.logprobs, committed.token_ids, token_text=token_text)
             generation.logprobs += rows
@@ -97,10 +97,8 @@ def origins_of(draft: Draft, accepted: Sequence[int]) -> list[Origin]:
     return [*([Origin.ACCEPTED] * len(accepted)), own]
 
 
-def _count_prediction(generation: Generation, done: Committed) -> None:
+def _count_prediction(counts: PredictionCounts, done: Committed) -> None:
     """Count a draft that was taken from the request's prediction."""
-    counts = generation.prediction
-    assert counts is not None, "only what a request predicts is drafted so"
     num_accepted = done.origins.count(Origin.ACCEPTED)
     counts.num_accepted_tokens += num_accepted
     counts.num_rejected_tokens += len(done.draft.token_ids) - num_accepted

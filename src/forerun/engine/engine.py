@@ -362,7 +362,7 @@ class Engine:
                 tails.append(generation.tokens_between(planned.start, planned.start + planned.num_tail))
                 drafts.append(generation.draft.first(planned.num_draft) if planned.num_draft else NO_DRAFT)
             if planned.reaches_end:
-                limit = control.limit_of(generation.stats, draft_limit, num_verifying=planned.num_draft)
+                limit = control.limit_of(generation.stats, draft_limit, verifying=drafts[-1])
                 generation.draft_limit = generation.draft_limit_within(limit)
                 planned.draft_limit, planned.min_survival = generation.draft_limit, min_survival
             if not generation.is_known:

@@ -45,13 +45,13 @@ class SpeculationControl(Protocol):
         """The most nodes to draft for a sequence after a step of `batch_size` running ones; 0: no drafter is asked."""
         ...
 
-    def limit_of(self, sequence: SpeculationStats, limit: int, *, num_verifying: int) -> int:
+    def limit_of(self, sequence: SpeculationStats, limit: int, *, verifying: Draft) -> int:
         """The most nodes to draft for one sequence where the step's limit is `limit`.
 
         Args:
             sequence: what its drafts have come to.
             limit: what `draft_limit` said.
-            num_verifying: nodes of its draft that the step verifies, whose fate is not known yet.
+            verifying: what the step verifies of its draft, whose fate is not known yet.
         """
         ...
 
@@ -93,7 +93,7 @@ class VerifiesWholeDrafts:
         sequence: SpeculationStats,  # noqa: ARG002 - the signature is that of all controls
         limit: int,
         *,
-        num_verifying: int,  # noqa: ARG002
+        verifying: Draft,  # noqa: ARG002
     ) -> int:
         """`limit`, whatever the sequence's drafts have come to."""
         return limit

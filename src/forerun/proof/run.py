@@ -71,7 +71,7 @@ def prove(
     Args:
         model: as for `LLM`.
         speculative_config: the configuration to prove, a dict or "auto"; None for n-gram drafts, of which every one is verified.
-        settings: further arguments of `LLM`.
+        settings: further arguments of `LLM`; a `pools_folder` is neither read nor written.
         prompts: prompts of the greedy check.
         max_tokens: tokens per prompt in the greedy check.
         num_samples: samples per sampled check.
@@ -84,8 +84,10 @@ def prove(
         config = dict(DEFAULT_CONFIG)
     else:
         config = dict(AUTO_CONFIG if isinstance(speculative_config, str) else speculative_config)
+    # answers kept here would take the place of users', and be drafted from by later proofs, whose seeds are the same
+    settings = {**(settings or {}), "pools_folder": None}
     progress("loading the model")
-    llm = LLM(model, **with_room_for_two(model, settings or {}), speculative_config=config)
+    llm = LLM(model, **with_room_for_two(model, settings), speculative_config=config)
     greedy = check_greedy(llm, prompts, max_tokens=max_tokens, progress=progress)
     progress("sampled: exact probabilities of the target")
     experiment = plan_experiment(

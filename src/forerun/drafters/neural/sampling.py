@@ -217,17 +217,27 @@ class DraftSampling:
             )
 
     def check_depth(self, num_tokens: int, *, deepest: int) -> None:
-        """Raise `ConfigError` if a draft of `num_tokens` can be deeper than the `deepest` that its checkpoint predicts."""
+        """Raise `TooDeepError` if a draft of `num_tokens` can be deeper than the `deepest` that its checkpoint predicts."""
         if self.tree is None and num_tokens > deepest:
-            raise ConfigError(
+            raise TooDeepError(
                 f"num_speculative_tokens: got {num_tokens}; the checkpoint predicts {deepest} tokens ahead; lower it, "
-                "or give a draft_tree"
+                "or give a draft_tree",
+                deepest=deepest,
             )
         if self.tree is not None and self.tree.depth > deepest:
-            raise ConfigError(
+            raise TooDeepError(
                 f"draft_tree: is {self.tree.depth} levels deep; the checkpoint predicts {deepest} tokens ahead; "
-                "leave levels out"
+                "leave levels out",
+                deepest=deepest,
             )
+
+
+class TooDeepError(ConfigError):
+    """Drafts would be deeper than the `deepest` that their checkpoint predicts."""
+
+    def __init__(self, message: str, *, deepest: int = 0) -> None:
+        super().__init__(message)
+        self.deepest = deepest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
