@@ -60,7 +60,7 @@ def test_a_drafter_that_failed_is_asked_again_in_the_next_step():
 
 def test_one_draft_in_place_of_a_list_of_one_is_a_failure_of_that_call():
     drafter = Fragile()
-    drafter.propose = lambda context: Draft((1,))  # noqa: ARG005
+    drafter.propose = lambda context: Draft((1,))
     guarded = GuardedDrafter(drafter, vocab_size=VOCAB_SIZE)
     _, drafts = started(guarded, 1)
     assert drafts() == [NO_DRAFT]

@@ -235,7 +235,9 @@ def test_drafts_cost_no_sequence_more_than_a_small_share_of_its_time(num_stood, 
         draft = FOUR if limit else NO_DRAFT
         lost = sequence.num_drafts * price - sequence.num_accepted_tokens
         num_tokens = sequence.num_steps + sequence.num_accepted_tokens
-        assert lost <= MOST_LOST + LOST_SHARE * num_tokens + 2 * price + 1e-9  # one was verified when the last was begun
+        assert (
+            lost <= MOST_LOST + LOST_SHARE * num_tokens + 2 * price + 1e-9
+        )  # one was verified when the last was begun
 
 
 def test_a_draft_that_is_verified_holds_up_the_next_one_unless_it_promises_less_than_it_costs():

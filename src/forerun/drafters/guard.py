@@ -171,22 +171,12 @@ def check_draft(draft: Draft, *, vocab_size: int) -> None:
     """Raise `DraftError` unless `draft` is a draft and every token and parent of it is possible."""
     if not isinstance(draft, Draft):
         raise DraftError(f"drafted {draft!r}; must be a Draft; return NO_DRAFT where there is nothing to draft")
-    for name, values in (("token_ids", draft.token_ids), ("parents", draft.parents or ())):
-        if not isinstance(values, tuple):
-            raise DraftError(f"{name} are a {type(values).__name__}; must be a tuple")
+    _check_token_ids(draft.token_ids, vocab_size=vocab_size)
     if not draft.token_ids:
         return
-    if not _are_ints(draft.token_ids) or min(draft.token_ids) < 0 or max(draft.token_ids) >= vocab_size:
-        wrong = next(one for one in draft.token_ids if type(one) is not int or not 0 <= one < vocab_size)
-        raise DraftError(f"drafted token id {wrong!r}; must be an int from 0 to {vocab_size - 1}")
     if draft.parents is not None:
         _check_parents(draft.parents, num_nodes=len(draft))
-    if draft.source is not None and not isinstance(draft.source, str):
-        raise DraftError(f"source {draft.source!r}; must be the drafter's name or None")
-    if draft.sources is not None and not (
-        len(draft.sources) == len(draft) and all(isinstance(source, str) for source in draft.sources)
-    ):
-        raise DraftError(f"sources {draft.sources!r:.80}; must be {len(draft)} drafters' names")
+    _check_sources(draft)
     if draft.survival is not None and not _is_survival(draft.survival, num_nodes=len(draft)):
         raise DraftError(
             f"survival {draft.survival!r:.80}; must be {len(draft)} chances from 1 down to 0, none above the one before"
@@ -197,11 +187,32 @@ def check_draft(draft: Draft, *, vocab_size: int) -> None:
         raise DraftError(f"margins {draft.margins!r:.80}; must be a tuple of numbers, or None")
     if draft.probs is not None:
         if draft.survival is not None:
-            raise DraftError("survival beside probs; leave it out: what was drawn from probs is verified whatever it is")
+            raise DraftError(
+                "survival beside probs; leave it out: what was drawn from probs is verified whatever it is"
+            )
         _check_probs(draft.probs, shape=(len(draft), vocab_size))
 
 
-def _check_parents(parents: Listing[int], *, num_nodes: int) -> None:
+def _check_token_ids(token_ids: tuple[int, ...], *, vocab_size: int) -> None:
+    if not isinstance(token_ids, tuple):
+        raise DraftError(f"token_ids are a {type(token_ids).__name__}; must be a tuple")
+    if token_ids and (not _are_ints(token_ids) or min(token_ids) < 0 or max(token_ids) >= vocab_size):
+        wrong = next(one for one in token_ids if type(one) is not int or not 0 <= one < vocab_size)
+        raise DraftError(f"drafted token id {wrong!r}; must be an int from 0 to {vocab_size - 1}")
+
+
+def _check_sources(draft: Draft) -> None:
+    if draft.source is not None and not isinstance(draft.source, str):
+        raise DraftError(f"source {draft.source!r}; must be the drafter's name or None")
+    if draft.sources is not None and not (
+        len(draft.sources) == len(draft) and all(isinstance(source, str) for source in draft.sources)
+    ):
+        raise DraftError(f"sources {draft.sources!r:.80}; must be {len(draft)} drafters' names")
+
+
+def _check_parents(parents: tuple[int, ...], *, num_nodes: int) -> None:
+    if not isinstance(parents, tuple):
+        raise DraftError(f"parents are a {type(parents).__name__}; must be a tuple")
     if len(parents) != num_nodes:
         raise DraftError(f"{len(parents)} parents for {num_nodes} nodes; give one parent per node")
     if _are_ints(parents) and min(parents) >= -1 and all(map(lt, parents, range(num_nodes))):

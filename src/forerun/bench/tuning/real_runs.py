@@ -26,7 +26,9 @@ NUM_WARMUP_PROMPTS, NUM_WARMUP_TOKENS = 4, 16
 class Probe:
     """What a short real run showed of a drafter that computes with a model, or whose verifier does not go by the text."""
 
-    conditional_acceptance: tuple[float, ...]  # by position, given that all before it stood; a step without a draft has none that did
+    conditional_acceptance: tuple[
+        float, ...
+    ]  # by position, given that all before it stood; a step without a draft has none that did
     seconds_per_draft: float  # of one sequence, after one step
 
 
