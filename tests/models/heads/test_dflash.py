@@ -146,7 +146,9 @@ def test_layers_with_a_window_are_causal(tmp_path):
 
 def test_is_causal_is_of_all_layers(tmp_path):
     content = dflash_config(vocab_size=VOCAB_SIZE, is_causal=True, **SLIDING)
-    assert_same(tmp_path, content, dflash_weights(), windows=[6, None], causal=[True, True])
+    assert_same(tmp_path / "causal", content, dflash_weights(), windows=[6, None], causal=[True, True])
+    content = dflash_config(vocab_size=VOCAB_SIZE, is_causal=False)
+    assert_same(tmp_path / "not", content, dflash_weights())
 
 
 def test_rotary_pairs_side_by_side(tmp_path):

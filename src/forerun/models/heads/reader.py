@@ -260,11 +260,14 @@ def check_quantized_head(quantization: str | None, target: LoadedTarget) -> None
 def head_config(content: Mapping[str, Any], *, architecture: str) -> DecoderConfig:
     """Resolve the layers of a head whose config.json is like that of a model of `architecture`.
 
+    Whether its rows see later ones, which those of a text must not, is the head's own affair.
+
     Raises:
         ModelError: a value is missing, impossible or not covered.
     """
     model_type = FAMILIES[architecture].model_type
-    values = {key: value for key, value in content.items() if key not in ("architectures", "model_type", "auto_map")}
+    others = ("architectures", "model_type", "auto_map", "is_causal")
+    values = {key: value for key, value in content.items() if key not in others}
     values.setdefault("eos_token_id", 0)  # it ends no text; without one transformers would be imported, for two seconds
     try:
         return decoder_config(config_like(model_type, architecture, values))
