@@ -15,6 +15,7 @@ from forerun.core.draft import Draft
 from forerun.core.finite_numbers import is_number
 from forerun.core.sequence import Sequence
 from forerun.drafters.base import (
+    MATCHING,
     BlockKV,
     Choice,
     DraftContext,
@@ -76,8 +77,8 @@ LOOK_UPS = ("copy", "pool", "recycle")
 IN_MEMORY = "the target was made in memory"
 WAITS_FOR_HOST = "the GPU would wait for the host in each step; a head, MTP layers or the target itself drafts there as a method of its own"
 
-MATCHING, COUPLED = "matching", "coupled"
-"""The verifier by the target's own draws, and the drafts that are made of these."""
+COUPLED = "coupled"
+"""Drafts that are made of the target's own draws, as the verifier `MATCHING` judges by."""
 
 BUDGET_WITHOUT_TARGET = 32_000_000  # bytes, where a drafter is built without an engine
 
@@ -429,7 +430,7 @@ class AutoDrafter:
         """Let the look-ups learn what the target found, and the model if it does."""
         if self.lookup.num_candidates:
             self.lookup.learn(rows)
-        if self._model is not None and self._model.guarded.num_candidates:
+        if self._model is not None:
             self._model.guarded.learn(rows)
 
     def propose(self, context: DraftContext) -> list[Draft]:

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 NO_BLOCKS = np.empty(0, dtype=np.int32)
 
+VERIFIER, MATCHING = "rejection_sample_method", "matching"
+"""The key that names the verifier, and the one by the target's own draws, which it is where the user names none."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetInfo:

@@ -79,8 +79,8 @@ class GuardedDrafter:
         }
 
     def learn(self, rows: VerifiedRows) -> None:
-        """Let the drafter learn from a step's rows."""
-        if self._learner is None:
+        """Let the drafter learn from a step's rows, if it asks for any candidates."""
+        if self._learner is None or not self.num_candidates:
             return
         try:
             self._learner.learn(rows)

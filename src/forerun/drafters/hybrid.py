@@ -17,6 +17,8 @@ from forerun.core.draft import NO_DRAFT, Draft
 from forerun.core.integers import check_integer
 from forerun.core.sequence import Sequence
 from forerun.drafters.base import (
+    MATCHING,
+    VERIFIER,
     BlockKV,
     DraftContext,
     Drafter,
@@ -36,9 +38,6 @@ from forerun.errors import ConfigError, ForerunError, UnknownKeyError
 
 if TYPE_CHECKING:
     from forerun.kv.cache import KVCache
-
-VERIFIER, MATCHING = "rejection_sample_method", "matching"
-"""The key that names the verifier, and what it is where the user names none."""
 
 DEFAULT_MIN_DRAFT_TOKENS = 2
 """Of a copy that long about one token is expected to be accepted: what a small model's draft gains once its passes are paid."""
@@ -241,8 +240,7 @@ class Hybrid:
     def learn(self, rows: VerifiedRows) -> None:
         """Let each drafter that learns from the target do so."""
         for member in self._members:
-            if member.guarded.num_candidates:
-                member.guarded.learn(rows)
+            member.guarded.learn(rows)
 
     def start(self, sequence: Sequence) -> None:
         """Start the sequence in all drafters."""

@@ -24,11 +24,12 @@ NUM_WARMUP_PROMPTS, NUM_WARMUP_TOKENS = 4, 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """What a short real run showed of a drafter that computes with a model, or whose verifier does not go by the text."""
+    """What a short real run showed of a drafter that computes with a model, or whose verifier does not go by the text.
 
-    conditional_acceptance: tuple[
-        float, ...
-    ]  # by position, given that all before it stood; a step without a draft has none that did
+    Of a step in which nothing was drafted nothing stood.
+    """
+
+    conditional_acceptance: tuple[float, ...]  # by position, given that all before it stood
     seconds_per_draft: float  # of one sequence, after one step
 
 

@@ -8,7 +8,7 @@ import torch
 
 from forerun.errors import ModelError, one_line
 from forerun.models.completed_config import ConfigStandIn, completed
-from forerun.models.config import MEND, ROTATED, NotCoveredError
+from forerun.models.config import MEND, ORIGINAL, ROTATED, NotCoveredError
 from forerun.models.families import MODEL_TYPES, decoder_config
 from forerun.models.gguf.architectures import (
     EMBEDDING,
@@ -226,7 +226,7 @@ def _yarn(own: Metadata, factor: float) -> Fields:
     if "attn_factor" in scaling:
         found["attention_factor"] = scaling.number("attn_factor") * yarn_attention_factor(factor)
     length = scaling.integer("original_context_length", own.integer("context_length"))
-    return found | {"original_max_position_embeddings": length}
+    return found | {ORIGINAL: length}
 
 
 def _local_rope(own: Metadata) -> Fields:
