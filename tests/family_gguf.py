@@ -77,6 +77,18 @@ FAMILY_GGUFS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "phi3": ("Phi3ForCausalLM", {}),
+    "phi3 longrope": (
+        "Phi3ForCausalLM",
+        {
+            "original_max_position_embeddings": 128,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 1e4,
+                "short_factor": [1.0, 1.5, 2.0, 4.0],
+                "long_factor": [1.0, 3.0, 8.0, 20.0],
+            },
+        },
+    ),
     "olmo2": ("Olmo2ForCausalLM", {}),
     "granite": ("GraniteForCausalLM", {}),
 }
@@ -153,6 +165,13 @@ def _add_rope(writer: gguf.GGUFWriter, name: str, config: Any) -> None:
         writer.add_rope_scaling_factor(rope["factor"])
     if rope["rope_type"] == "yarn":
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    if rope["rope_type"] == "longrope":
+        original = rope["original_max_position_embeddings"]
+        factor = np.sqrt(1 + np.log(config.max_position_embeddings / original) / np.log(original))
+        writer.add_rope_scaling_orig_ctx_len(original)
+        writer.add_rope_scaling_attn_factors(float(factor))
+        for length in ("short", "long"):
+            writer.add_tensor(f"rope_factors_{length}.weight", np.float32(rope[f"{length}_factor"]))
     if rope["rope_type"] == "llama3":
         writer.add_tensor("rope_freqs.weight", _llama3_factors(rope, config.head_dim))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import DeepseekV3Config
+from transformers import AutoModelForCausalLM, DeepseekV3Config
 
 from forerun import LLM, SamplingParams
 from forerun.build import choose_arithmetic, load_target
@@ -60,6 +60,59 @@ def test_a_tokenizer_beside_the_configuration_is_used(folder):
 def test_without_load_format_a_configuration_alone_is_refused(folder):
     with pytest.raises(ModelError, match="no tokenizer"):
         LLM(folder)
+
+
+# --- a rope with other factors for long texts ----------------------------------------------------
+
+
+LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1, 1.5, 2, 4], "long_factor": [1, 3, 8, 20]}
+
+
+@pytest.fixture
+def longrope(tmp_path):
+    """A model that was trained on 64 tokens, and can have 512."""
+    save_tiny_model(
+        tmp_path, "Phi3ForCausalLM", vocab_size=264, original_max_position_embeddings=64, rope_parameters=LONGROPE
+    )
+    save_tiny_tokenizer(tmp_path)
+    return tmp_path
+
+
+def test_a_model_with_longrope_has_its_trained_length_unless_a_longer_one_is_asked_for(longrope, caplog):
+    assert LLM(longrope).max_model_len == 64
+    assert "max_model_len is 64, the length that the model was trained on; set it, to 512 at most" in caplog.text
+    caplog.clear()
+    assert LLM(longrope, max_model_len=200).max_model_len == 200
+    assert not caplog.text
+    with pytest.raises(ConfigError, match="max_model_len: got 513; the model allows at most 512"):
+        LLM(longrope, max_model_len=513)
+
+
+@pytest.mark.parametrize("max_model_len", [64, 65])
+def test_transformers_writes_the_same_with_longrope_where_all_its_texts_take_the_same_factors(longrope, max_model_len):
+    prompt = list(range(3, 3 + max_model_len - 1))
+    sampling = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, logprobs=5)
+    (output,) = LLM(longrope, dtype="float32", max_model_len=max_model_len).generate([prompt], sampling, use_tqdm=False)
+    (found,) = output.outputs[0].logprobs
+    reference = AutoModelForCausalLM.from_pretrained(longrope, dtype=torch.float32).eval()
+    longest = torch.tensor(
+        [prompt + [5] * (max_model_len > 64)]
+    )  # of 65 tokens transformers turns all by the long ones
+    with torch.inference_mode():
+        expected = reference(longest).logits[0, len(prompt) - 1].log_softmax(-1)
+    for token, one in found.items():
+        assert one.logprob == pytest.approx(expected[token].item(), abs=1e-4)
+
+
+@needs_kernels
+@pytest.mark.parametrize("method", ["self", "draft_model"])
+def test_a_drafter_of_the_same_files_has_the_same_factors(longrope, method):
+    config = {"method": method, "num_speculative_tokens": 3, "quantization": "int8"}
+    config |= {"model": str(longrope)} if method == "draft_model" else {}
+    llm = LLM(longrope, max_model_len=200, dtype="bfloat16", speculative_config=config)
+    scalings = {rope.scaling for rope in llm.executor.drafting.drafter._predictor._model.config.ropes}
+    assert scalings == {rope.scaling for rope in llm._target.model.config.ropes}
+    assert all(scaling.is_long for scaling in scalings)
 
 
 # --- what computes ------------------------------------------------------------------------------

@@ -135,6 +135,7 @@ def load_target(
                 dtype=dtype,
                 device=device,
                 packing=packing,
+                max_model_len=settings.max_model_len,
                 shows_progress=shows_progress,
                 before_copying=tokenizer,  # while it is built, it takes as much again as what is left of it
             )
@@ -144,17 +145,31 @@ def load_target(
                 "leave it out, or set quantization='int4'"
             )
         loaded_tokenizer = tokenizer()
+    if settings.max_model_len is None:
+        _report_trained_length(model, config)
     target = LoadedTarget(
         model=model,
         attention=choose_attention(model.kv_specs, kernels),
         tokenizer=loaded_tokenizer,
-        eos_token_ids=eos_token_ids(path),
+        eos_token_ids=eos_token_ids(path, loaded_tokenizer),
         path=path,
         load_format=settings.load_format,
         kernels=kernels,
         used_before=used_before,
     )
     return target if sharded is None else replace(target, make_cache=sharded.make_cache, ranks=sharded.drafter_ranks)
+
+
+def _report_trained_length(model: TargetModel, config: HFConfig) -> None:
+    """Say so where a decoder could compute longer texts than those that it was trained on; see `DecoderConfig.for_texts_of`."""
+    longest = config.get_text_config().max_position_embeddings if isinstance(model, Decoder) else 0
+    if model.max_model_len < longest:
+        logger.warning(
+            "max_model_len is %d, the length that the model was trained on; set it, to %d at most, for longer texts: LongRoPE has "
+            "other factors for those, by which shorter texts are computed somewhat worse",
+            model.max_model_len,
+            longest,
+        )
 
 
 def _check_memory(path: Path, settings: EngineSettings, memory: DeviceMemory, *, dtype: torch.dtype | None) -> None:

@@ -96,7 +96,10 @@ def test_rows_are_rounded_to_eight_bits_where_the_drafts_weights_are_in_blocks(t
     folder = save_tiny_model(tmp_path, seed=3, vocab_size=VOCAB_SIZE, **IN_BLOCKS)
     save_tiny_tokenizer(folder, vocab_size=VOCAB_SIZE)
     target = LLM(folder, dtype="bfloat16", max_model_len=128)._target
-    rounds = {bits: load_beside(target, folder, quantization=bits).rounds_rows for bits in (None, "int8", "int4")}
+    rounds = {
+        bits: load_beside(target, folder, quantization=bits, max_model_len=128).rounds_rows
+        for bits in (None, "int8", "int4")
+    }
     assert rounds == {None: False, "int8": False, "int4": True}
     assert not target.model.rounds_rows
 

@@ -37,6 +37,48 @@ def test_a_context_before_stretching_that_is_no_length_is_named(rope_type, lengt
         decoder_config(config)
 
 
+LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+
+
+def longrope_config(**changes):
+    """A model that was trained on 64 tokens, and may have 512."""
+    config = tiny_config("LlamaForCausalLM")
+    config.rope_parameters = LONGROPE | {"original_max_position_embeddings": 64} | changes
+    return config
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"short_factor": [1.0] * 3}, "short_factor: got 3; must be one for each of 4"),
+        ({"long_factor": [1.0] * 8}, "long_factor: got 8; must be one for each of 4"),
+        ({"long_factor": None}, "long_factor: got None; must be a list"),
+        ({"long_factor": [1.0, 2.0, 0, 4.0]}, "long_factor: got 0; must be a positive number"),
+        ({"short_factor": [1.0, "2", 3.0, 4.0]}, "short_factor: got '2'; must be a positive number"),
+        ({"attention_factor": -1.0}, "attention_factor: got -1.0"),
+        ({"original_max_position_embeddings": 1}, "original_max_position_embeddings: got 1; must be above 1"),
+    ],
+)
+def test_what_longrope_cannot_use_is_named(changes, said):
+    with pytest.raises(ModelError, match=f"rope_parameters: {said}"):
+        decoder_config(longrope_config(**changes))
+
+
+@pytest.mark.parametrize(
+    ("asked", "max_model_len", "is_long"), [(None, 64, False), (16, 64, False), (64, 64, False), (65, 512, True)]
+)
+def test_longrope_has_its_long_factors_where_texts_longer_than_trained_on_are_asked_for(asked, max_model_len, is_long):
+    config = decoder_config(longrope_config(), max_model_len=asked)
+    assert config.max_model_len == max_model_len
+    assert {rope.scaling.is_long for rope in config.ropes} == {is_long}
+
+
+@pytest.mark.parametrize("asked", [None, 16, 10_000])
+def test_other_ropes_are_the_same_whatever_length_is_asked_for(asked):
+    config = tiny_config("LlamaForCausalLM")
+    assert decoder_config(config, max_model_len=asked) == decoder_config(config)
+
+
 @pytest.mark.parametrize("architecture", ["MistralForCausalLM", "Gemma2ForCausalLM", "Phi3ForCausalLM"])
 @pytest.mark.parametrize("window", [-5, 0])
 def test_a_window_of_no_tokens_is_named(architecture, window):

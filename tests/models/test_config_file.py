@@ -30,6 +30,22 @@ ROPES = [
     {"rope_parameters": None, "rope_local_base_freq": 12_000.0},
     {"partial_rotary_factor": None},
     {"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}},
+    {
+        "rope_scaling": {"rope_type": "longrope", "short_factor": [1] * 4, "long_factor": [2.0] * 4, "factor": 4.0},
+        "original_max_position_embeddings": 64,
+    },
+    {
+        "rope_scaling": {
+            "type": "longrope",
+            "short_factor": [1.0] * 2,
+            "long_factor": [2.0] * 2,
+            "original_max_position_embeddings": 64,
+        },
+        "partial_rotary_factor": 0.5,
+    },
+    {"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 3, "long_factor": [2.0] * 4}},
+    {"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 4}},
+    {"rope_scaling": {"type": "su", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}},
     {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
     {"rope_scaling": {"rope_type": "llama3"}},
     {"rope_scaling": "linear"},
@@ -104,6 +120,15 @@ def test_any_file_is_read_alike(tmp_path, model_type, data):
 @pytest.mark.parametrize("rope", V4_ROPES)
 def test_ropes_under_their_older_names_are_read_alike_and_without_transformers(tmp_path, rope):
     content = {name: value for name, value in content_of("llama").items() if name != "rope_parameters"} | rope
+    assert config_without_transformers(content) is not None
+    assert_same(tmp_path, content)
+
+
+@pytest.mark.parametrize("model_type", ["phi3", "llama"])
+def test_longrope_is_read_alike_and_without_transformers(tmp_path, model_type):
+    factors = {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    content = {name: value for name, value in content_of(model_type).items() if name != "rope_parameters"}
+    content |= {"rope_scaling": factors, "rope_theta": 1e4, "original_max_position_embeddings": 64}
     assert config_without_transformers(content) is not None
     assert_same(tmp_path, content)
 

@@ -34,6 +34,12 @@ LLAMA3 = {
 }
 PART_OF_A_HEAD = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 128}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0, 1.5, 2.0, 4.0],
+    "long_factor": [1.0, 3.0, 8.0, 20.0],
+}
 
 VARIANTS = {
     **{name: (name, {}) for name in FAMILIES},
@@ -81,6 +87,33 @@ VARIANTS = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
         },
     ),
+    # of TOKEN_IDS, whose length is what the decoder is made for, transformers computes each by the same factors
+    "Phi3 LongRoPE, as long as trained": (
+        "Phi3ForCausalLM",
+        {"rope_parameters": LONGROPE, "original_max_position_embeddings": 45},
+    ),
+    "Phi3 LongRoPE, longer": (
+        "Phi3ForCausalLM",
+        {"rope_parameters": LONGROPE, "original_max_position_embeddings": 44},
+    ),
+    "Phi3 LongRoPE of a part": (
+        "Phi3ForCausalLM",
+        {
+            "head_dim": 16,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "original_max_position_embeddings": 32,
+            "rope_parameters": {**LONGROPE, "partial_rotary_factor": 0.5},
+        },
+    ),
+    "Llama LongRoPE": (
+        "LlamaForCausalLM",
+        {"rope_parameters": {**LONGROPE, "factor": 6.0, "original_max_position_embeddings": 40}},
+    ),
+    "Llama LongRoPE attention_factor": (
+        "LlamaForCausalLM",
+        {"rope_parameters": {**LONGROPE, "attention_factor": 1.3, "original_max_position_embeddings": 64}},
+    ),
     "Llama that ignores a part": ("LlamaForCausalLM", {"rope_parameters": PART_OF_A_HEAD}),
     "Gemma2 that ignores a part": ("Gemma2ForCausalLM", {"rope_parameters": PART_OF_A_HEAD}),
     "Olmo2 llama3": ("Olmo2ForCausalLM", {"rope_parameters": LLAMA3, "attention_bias": True}),
@@ -95,7 +128,13 @@ def decoder_and_logits(variant):
     with tempfile.TemporaryDirectory() as name:
         folder = save_tiny_model(Path(name), architecture, **overrides)
         config = transformers.AutoConfig.from_pretrained(folder)
-        decoder = build_decoder(config, read_checkpoint(folder), dtype=torch.float32, device=torch.device("cpu"))
+        decoder = build_decoder(
+            config,
+            read_checkpoint(folder),
+            dtype=torch.float32,
+            device=torch.device("cpu"),
+            max_model_len=len(TOKEN_IDS),
+        )
         model_class = getattr(transformers, architecture)
         reference = model_class.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
         with torch.inference_mode():
@@ -175,19 +214,6 @@ def test_table_supports_its_architectures(architecture):
         ("LlamaForCausalLM", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}),
         ("LlamaForCausalLM", {"hidden_act": "relu"}),
         ("Gemma2ForCausalLM", {"hidden_activation": "relu"}),
-        (
-            "Phi3ForCausalLM",
-            {
-                "original_max_position_embeddings": 256,
-                "rope_parameters": {
-                    "rope_type": "longrope",
-                    "rope_theta": 1e4,
-                    "short_factor": [1.0] * 4,
-                    "long_factor": [2.0] * 4,
-                    "original_max_position_embeddings": 256,
-                },
-            },
-        ),
     ],
 )
 def test_what_a_row_has_no_code_for_is_left_to_transformers(architecture, overrides):

@@ -16,8 +16,10 @@ from forerun.errors import ModelError
 from forerun.models.config_file import eos_token_ids, read_config
 from forerun.models.decoder import Decoder
 from forerun.models.loader import load_model
+from forerun.models.tokenizer import load_tokenizer
 from forerun.models.transformers_model import TransformersModel
 from tests.tiny_gguf import save_tiny_gguf
+from tests.tiny_tokenizer import save_tiny_tokenizer
 
 CPU = torch.device("cpu")
 SIZES = {
@@ -183,6 +185,14 @@ def test_without_one_there_eos_comes_from_the_config(tmp_path, generation):
     if generation is not None:
         (tmp_path / "generation_config.json").write_text(generation)
     assert eos_token_ids(tmp_path) == {9, 3}
+
+
+@pytest.mark.parametrize(("eos", "expected"), [(9, {9, 2}), (None, {2})])
+def test_the_tokenizers_eos_ends_a_text_too(tmp_path, eos, expected):
+    save_tiny_tokenizer(tmp_path)
+    (tmp_path / "generation_config.json").unlink()
+    save_config(tmp_path, model_type="llama", eos_token_id=eos)
+    assert eos_token_ids(tmp_path, load_tokenizer(tmp_path)) == expected
 
 
 def test_a_model_may_have_no_eos(tmp_path):

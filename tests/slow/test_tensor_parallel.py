@@ -183,6 +183,19 @@ def test_a_gguf_file_of_every_family_gives_the_bits_of_one_process(tmp_path, kin
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])  # the kernels, and torch
+def test_ranks_turn_long_texts_by_the_same_factors_of_longrope(tmp_path, dtype):
+    file = save_family(tmp_path, "phi3 longrope")
+    sampling = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+    found = []
+    with cores(2):
+        for num_ranks in (1, 2):
+            llm = LLM(file, dtype=dtype, tensor_parallel_size=num_ranks, max_model_len=256)
+            (output,) = llm.generate([[5, 9, 17, 3] * 40], sampling, use_tqdm=False)
+            found.append(output.outputs[0].token_ids)
+    assert found[0] == found[1]
+
+
 def test_the_workers_end_within_two_seconds_when_rank_0_is_killed():
     program = f"""
 import time

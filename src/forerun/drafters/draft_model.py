@@ -67,7 +67,10 @@ class DraftModelConfig(DraftSamplingConfig):
         """
         path = resolve_model(str(self.model))
         own = load_beside(
-            target.itself.for_drafter(self.draft_tensor_parallel_size), path, quantization=self.quantization
+            target.itself.for_drafter(self.draft_tensor_parallel_size),
+            path,
+            quantization=self.quantization,
+            max_model_len=self.max_model_len or target.max_model_len,
         )
         model = _with_vocabulary_of(target.itself, own, path, use_heterogeneous_vocab=self.use_heterogeneous_vocab)
         max_model_len = resolve_max_model_len(self.max_model_len, allowed=model.max_model_len)
@@ -93,9 +96,11 @@ class PardConfig(DraftModelConfig):
 
 
 def load_beside(
-    target: LoadedTarget, path: Path, *, quantization: str | None, load_format: str = "auto"
+    target: LoadedTarget, path: Path, *, quantization: str | None, max_model_len: int, load_format: str = "auto"
 ) -> TargetModel:
     """Load a drafter's model on the target's device and on its kernels, in its dtype or, quantized, in bf16.
+
+    `max_model_len`: tokens of the longest text that it may draft for.
 
     Raises:
         ConfigError: int8 is asked for where there are no native kernels, or several processes shall compute what they cannot.
@@ -111,7 +116,9 @@ def load_beside(
             f"quantization (of the drafter): got {quantization!r}, which the native CPU kernels compute; "
             "the target does not run on them; leave it out"
         )
-    model = LOADERS[load_format](path, dtype=dtype, device=target.model.device, packing=packing)
+    model = LOADERS[load_format](
+        path, dtype=dtype, device=target.model.device, packing=packing, max_model_len=max_model_len
+    )
     if target.on_device is not None and isinstance(model, Decoder) and obstacle(model) is None:
         model = target.on_device.decoder(model)
     return model if target.drafter_ranks is None else _shared_out(model, target.drafter_ranks, path)

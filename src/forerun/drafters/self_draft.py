@@ -73,6 +73,7 @@ class SelfConfig(DraftSamplingConfig):
             target.itself.for_drafter(self.draft_tensor_parallel_size),
             target.itself.path,
             quantization=self.quantization,
+            max_model_len=target.max_model_len,
             load_format=target.itself.load_format,
         )
         predictor = ModelPredictor(model)

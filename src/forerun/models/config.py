@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from forerun.errors import ModelError
+from forerun.models.config_defaults import ORIGINAL
 
 if TYPE_CHECKING:
     from forerun.ops.rotary import RopeConfig, RopeScaling
@@ -16,9 +17,12 @@ if TYPE_CHECKING:
 HFConfig = Any
 """A `transformers.PretrainedConfig` of any architecture, or a `ConfigStandIn`; each has fields of its own."""
 
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope")
+ROPE_FACTORS = {
+    "factors": ("factors",),
+    "longrope": ("short_factor", "long_factor"),
+}  # lists with an entry for each frequency
 ROTATED = "rotated_dimensions"  # a rope parameter that GGUF files alone have: how many of a head's dimensions turn
-ORIGINAL = "original_max_position_embeddings"  # tokens that a model was trained on before its rope was stretched
 
 SIZES = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
@@ -99,6 +103,23 @@ class DecoderConfig:
     def num_layers(self) -> int:
         """Number of decoder layers."""
         return len(self.windows)
+
+    def for_texts_of(self, max_model_len: int | None) -> DecoderConfig:
+        """Return the configuration for texts of up to `max_model_len` tokens; None: of the length that the model was trained on.
+
+        It is the same one but for LongRoPE, which has other factors for texts beyond the trained length. Keys in the cache stay as
+        they were turned, so all texts take the factors of the longest, as in vLLM and llama.cpp. With None `max_model_len` becomes
+        the trained length, since the factors for longer texts compute shorter ones worse.
+        """
+        trained = min((rope.trained_len for rope in self.ropes if rope and rope.trained_len), default=None)
+        if trained is None:
+            return self
+        is_long = max_model_len is not None and max_model_len > trained
+        return replace(
+            self,
+            ropes=tuple(rope and rope.for_texts_of(max_model_len) for rope in self.ropes),
+            max_model_len=self.max_model_len if is_long else min(self.max_model_len, trained),
+        )
 
 
 def check_num_layers(content: Mapping[str, Any]) -> None:
@@ -259,10 +280,11 @@ def rope_config(
             f"rope_parameters: partial_rotary_factor: got {parameters.get('partial_rotary_factor')!r}, so that {dim} of "
             f"{head_dim} dimensions rotate; must be pairs; {MEND}"
         )
-    if parameters["rope_type"] == "factors" and len(parameters["factors"]) != dim // 2:
-        raise ModelError(
-            f"rope factors: got {len(parameters['factors'])}; must be one for each of {dim // 2} frequencies"
-        )
+    for factors in ROPE_FACTORS.get(parameters["rope_type"], ()):
+        if len(parameters[factors]) != dim // 2:
+            raise ModelError(
+                f"rope_parameters: {factors}: got {len(parameters[factors])}; must be one for each of {dim // 2} frequencies; {MEND}"
+            )
     return RopeConfig(dim=dim, theta=_number(parameters, "rope_theta"), scaling=scaling)
 
 
@@ -284,6 +306,8 @@ def _rope_scaling(parameters: Mapping[str, Any], max_len: int) -> RopeScaling | 
         )
     if rope_type == "yarn":
         return _yarn_scaling(parameters, max_len)
+    if rope_type == "longrope":
+        return _longrope_scaling(parameters, max_len)
     if rope_type == "factors":  # only GGUF files name it
         return FactorScaling(tuple(parameters["factors"]))
     raise NotCoveredError(f"rope_type: got {rope_type!r}; may be {', '.join(ROPE_TYPES)}; use another model")
@@ -301,6 +325,32 @@ def _number(parameters: Mapping[str, Any], key: str, *, default: float | None = 
 
 def _original_max_len(parameters: Mapping[str, Any], max_len: int) -> float:
     return _number(parameters, ORIGINAL, default=max_len)
+
+
+def _longrope_scaling(parameters: Mapping[str, Any], max_len: int) -> RopeScaling:
+    from forerun.ops.rotary import LongRopeScaling, longrope_attention_factor
+
+    original_max_len = _original_max_len(parameters, max_len)
+    if original_max_len <= 1:
+        raise ModelError(f"rope_parameters: {ORIGINAL}: got {original_max_len:g}; must be above 1; {MEND}")
+    factor = _number(parameters, "factor", default=max_len / original_max_len)
+    short, long = (_numbers(parameters, name) for name in ROPE_FACTORS["longrope"])
+    return LongRopeScaling(
+        short_factors=short,
+        long_factors=long,
+        original_max_len=original_max_len,
+        attention_factor=_number(
+            parameters, "attention_factor", default=longrope_attention_factor(factor, original_max_len)
+        ),
+    )
+
+
+def _numbers(parameters: Mapping[str, Any], key: str) -> tuple[float, ...]:
+    """Return the positive numbers in the list under `key`."""
+    values = parameters.get(key)
+    if not isinstance(values, (list, tuple)):
+        raise ModelError(f"rope_parameters: {key}: got {values!r:.80}; must be a list of positive numbers; {MEND}")
+    return tuple(_number({key: value}, key) for value in values)
 
 
 def _yarn_scaling(parameters: Mapping[str, Any], max_len: int) -> RopeScaling:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +12,8 @@ Fields = dict[str, Any]
 """A configuration's fields by name, to be filled in place."""
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
-SCALED_ROPES = ("linear", "llama3", "yarn")
+SCALED_ROPES = ("linear", "llama3", "yarn")  # those of which a file must give the factor
+ORIGINAL = "original_max_position_embeddings"  # tokens that a model was trained on before its rope was stretched
 
 
 def same_window(fields: Fields) -> None:
@@ -63,10 +65,12 @@ def one_rope(fields: Fields, theta: float) -> Fields | None:
     return _standardized(parameters, fields)
 
 
-def unscaled_rope(fields: Fields, theta: float) -> Fields | None:
-    """Resolve Phi-3's rope as `one_rope` does, but leave scaled ropes to transformers."""
+def phi3_rope(fields: Fields, theta: float) -> Fields | None:
+    """Resolve Phi-3's rope as `one_rope` does, but leave what is stretched in another way than LongRoPE to transformers."""
     parameters = one_rope(fields, theta)
-    if parameters is None or parameters["rope_type"] != "default" or fields.get("partial_rotary_factor", 1.0) is None:
+    if parameters is None or fields.get("partial_rotary_factor", 1.0) is None:
+        return None
+    if parameters["rope_type"] not in ("default", "longrope"):
         return None
     return {"partial_rotary_factor": 1.0} | parameters
 
@@ -90,11 +94,28 @@ def _standardized(parameters: Fields, fields: Fields) -> Fields | None:
     rope_type = parameters["rope_type"]
     if any(isinstance(value, Mapping) for value in parameters.values()):
         return None
-    if rope_type != "default" and (rope_type not in SCALED_ROPES or "factor" not in parameters):
+    if rope_type == "longrope":
+        if not _has_longrope_factors(parameters, fields):
+            return None
+    elif rope_type != "default" and (rope_type not in SCALED_ROPES or "factor" not in parameters):
         return None
-    if rope_type in ("llama3", "yarn"):
-        parameters.setdefault("original_max_position_embeddings", fields["max_position_embeddings"])
+    if rope_type in ("llama3", "yarn", "longrope"):
+        parameters.setdefault(ORIGINAL, fields["max_position_embeddings"])
     return parameters
+
+
+def _has_longrope_factors(parameters: Fields, fields: Fields) -> bool:
+    """Return whether both of LongRoPE's lists have a number for each frequency, as transformers demands."""
+    part = parameters.get("partial_rotary_factor", 1.0)
+    if type(part) not in (int, float) or not math.isfinite(part):
+        return False
+    num_frequencies = int(fields["hidden_size"] // fields["num_attention_heads"] * part) // 2
+    return all(
+        isinstance(factors, list)
+        and len(factors) == num_frequencies
+        and all(type(factor) in (int, float) for factor in factors)
+        for factors in (parameters.get("short_factor"), parameters.get("long_factor"))
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

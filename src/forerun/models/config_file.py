@@ -17,6 +17,8 @@ from forerun.models.transformers_logging import quiet_transformers
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
+    from forerun.models.tokenizer import Tokenizer
+
 MASK_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
 """Keys of config.json for the mask token; the first that is present counts, as in vLLM."""
 
@@ -106,8 +108,18 @@ def config_like(model_type: str, architecture: str, values: Mapping[str, Any]) -
     return config
 
 
-def eos_token_ids(path: Path) -> frozenset[int]:
-    """Return the ids that end a text: eos in generation_config.json, else in the configuration; empty if neither has one."""
+def eos_token_ids(path: Path, tokenizer: Tokenizer | None = None) -> frozenset[int]:
+    """Return the ids that end a text, an empty set if there are none.
+
+    They are eos in generation_config.json, else in the configuration, and as in vLLM that of the tokenizer, since models that were
+    trained further often name the end of a turn there alone.
+    """
+    of_tokenizer = None if tokenizer is None else tokenizer.eos_token_id
+    return _model_eos_token_ids(path) | (frozenset() if of_tokenizer is None else {of_tokenizer})
+
+
+def _model_eos_token_ids(path: Path) -> frozenset[int]:
+    """Return the ids that end a text by generation_config.json, or else by the configuration."""
     if find_gguf(path) is None and (path / GENERATION_FILE).exists():
         eos = read_json(path / GENERATION_FILE).get("eos_token_id")
         if eos is not None:

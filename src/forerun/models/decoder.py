@@ -198,16 +198,18 @@ def build_decoder(
     device: torch.device,
     packing: Packing | None = None,
     columns: ColumnParallel | None = None,
+    max_model_len: int | None = None,
 ) -> Decoder:
     """Load a decoder's weights as its family's row says.
 
     `packing` packs them for the native kernels. Where torch computes, `columns` takes one rank's part of the layers.
+    `max_model_len`: see `DecoderConfig.for_texts_of`.
 
     Raises:
         ModelError: the architecture has no row, the row does not cover a value in the configuration, or a
             tensor is missing, surplus or of another shape than the configuration says.
     """
-    config = decoder_config(hf_config)
+    config = decoder_config(hf_config, max_model_len=max_model_len)
     if packing is not None and can_pack(config):
         reader = WeightReader(
             checkpoint,
@@ -262,7 +264,8 @@ def _native_parts(config: DecoderConfig, reader: WeightReader, packing: Packing)
         embedding = PackedEmbedding(packing.embedding(reader.matrix(*_embedding_place(config))), scale)
     rotaries = make_rotaries(config, torch.float32, reader.device)
     weighs = packing.format.weighs_inputs and packing.needs_weights
-    importance = _input_importance(config, reader, embedding) if weighs else None
+    # measured on short texts whatever the decoder is for, as packed weights are kept for all starts
+    importance = _input_importance(config.for_texts_of(None), reader, embedding) if weighs else None
     read = (read_layer(reader, config, index=i) for i in range(config.num_layers))
     return DecoderParts(
         embedding=embedding,

@@ -26,12 +26,13 @@ from forerun.models.config import (
     windows_by_layer_type,
 )
 from forerun.models.config_defaults import (
+    ORIGINAL,
     ConfigDefaults,
     alternating_windows,
     late_windows,
     mostly_windows,
+    phi3_rope,
     two_ropes,
-    unscaled_rope,
     windows_without_rope,
 )
 from forerun.models.model_folder import QUANTIZATION_KEY
@@ -255,7 +256,12 @@ ROWS = (
         architecture="Phi3ForCausalLM",
         model_type="phi3",
         decoder=_phi3,
-        config=ConfigDefaults(needed=("sliding_window",), values=GATED | ALL_HEADS, rope=unscaled_rope),
+        config=ConfigDefaults(
+            needed=("sliding_window",),
+            types={ORIGINAL: (int,)},
+            values=GATED | ALL_HEADS | {ORIGINAL: 4096},
+            rope=phi3_rope,
+        ),
         tokenizer_json=TokenizerJson.AS_STORED,
     ),
     Family(
@@ -304,8 +310,10 @@ def supports(hf: HFConfig) -> bool:
     return True
 
 
-def decoder_config(hf: HFConfig) -> DecoderConfig:
+def decoder_config(hf: HFConfig, *, max_model_len: int | None = None) -> DecoderConfig:
     """Resolve a model's configuration to the decoder's, by the row of its architecture.
+
+    `max_model_len`: tokens of the longest text that is asked for, see `DecoderConfig.for_texts_of`.
 
     Raises:
         NotCoveredError: there is no row, or the row has no code for a value in the configuration.
@@ -326,4 +334,5 @@ def decoder_config(hf: HFConfig) -> DecoderConfig:
         raise ModelError(
             f"no_rope_layers: got {len(config.ropes)}; must be one for each of {config.num_layers} layers; {MEND}"
         )
+    config = config.for_texts_of(max_model_len)
     return replace(config, unused_prefixes=(*config.unused_prefixes, *mtp_prefixes(hf)))

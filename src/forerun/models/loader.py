@@ -41,6 +41,7 @@ def load_model(
     device: torch.device,
     packing: Packing | None = None,
     columns: ColumnParallel | None = None,
+    max_model_len: int | None = None,
     shows_progress: bool = False,
     before_copying: Callable[[], object] | None = None,
 ) -> TargetModel:
@@ -52,6 +53,7 @@ def load_model(
         device: where it computes.
         packing: packs the weights for the native kernels, or None for torch.
         columns: takes one rank's part of layers that torch computes, or None for all of them.
+        max_model_len: tokens of the longest text, where other ropes are for longer ones; see `DecoderConfig.for_texts_of`.
         shows_progress: show a progress bar if it takes long.
         before_copying: waits until memory is free that kept weights would else be copied beside, see `map_or_read`.
 
@@ -67,15 +69,16 @@ def load_model(
         return load_transformers_model(path, config, dtype=dtype, device=device, packing=packing)
     stored = open_checkpoint(path)
     dtype = dtype or _stored_dtype(config, stored)
+    build = partial(build_decoder, dtype=dtype, device=device, max_model_len=max_model_len)
     with shown_loading(stored) if shows_progress else nullcontext(stored) as checkpoint:
         if packing is None:
-            return build_decoder(config, checkpoint, dtype=dtype, device=device, columns=columns)
+            return build(config, checkpoint, columns=columns)
         model = PackedModel(path=path, format=packing.format.name, level=packing.kernels.level, dtype=str(dtype))
         # one of several processes copies its part out of the file, so it maps the whole without reading it
         read = partial(map_or_read, before_copying=before_copying) if packing.num_ranks == 1 else map_file
         expected_bytes = packing.expected_bytes(stored)
         with PackedCache.of_environment().weights(model, expected_bytes=expected_bytes, read=read) as kept:
-            return build_decoder(config, checkpoint, dtype=dtype, device=device, packing=packing.keeping(kept))
+            return build(config, checkpoint, packing=packing.keeping(kept))
 
 
 def load_dummy(
@@ -85,6 +88,7 @@ def load_dummy(
     device: torch.device,
     packing: Packing | None = None,
     columns: ColumnParallel | None = None,
+    max_model_len: int | None = None,
     shows_progress: bool = False,
     before_copying: Callable[[], object] | None = None,  # noqa: ARG001
 ) -> TargetModel:
@@ -96,6 +100,7 @@ def load_dummy(
         device: where it computes.
         packing: packs the weights for the native kernels, or None for torch.
         columns: takes one rank's part of layers that torch computes, or None for all of them.
+        max_model_len: tokens of the longest text, where other ropes are for longer ones; see `DecoderConfig.for_texts_of`.
         shows_progress: show a progress bar if it takes long.
         before_copying: not called, since nothing is kept.
 
@@ -106,7 +111,15 @@ def load_dummy(
     named = config.dtype if isinstance(config.dtype, torch.dtype) else torch.bfloat16
     made = DummyCheckpoint(config, dtype=dtype or named, device=device)
     with shown_loading(made) if shows_progress else nullcontext(made) as checkpoint:
-        return build_decoder(config, checkpoint, dtype=dtype or named, device=device, packing=packing, columns=columns)
+        return build_decoder(
+            config,
+            checkpoint,
+            dtype=dtype or named,
+            device=device,
+            packing=packing,
+            columns=columns,
+            max_model_len=max_model_len,
+        )
 
 
 def expected_bytes(path: Path, *, dtype: torch.dtype | None) -> int | None:

@@ -52,7 +52,7 @@ class Tokenizer:
 
     @property
     def eos_token_id(self) -> int | None:
-        """The token that ends a text, or None; a model may stop at others too, see `config_file.eos_token_ids`."""
+        """The token that ends a text, or None; a model may name others too, see `config_file.eos_token_ids`."""
         return self._special_id("eos_token")
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -88,6 +88,29 @@ class YarnScaling:
         return dim * math.log(self.original_max_len / (turns * 2 * math.pi)) / (2 * math.log(self.theta))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LongRopeScaling:
+    """LongRoPE (arXiv 2402.13753): each frequency divided by a factor of its own, another one where texts are longer than trained on.
+
+    Keys stay in the cache as they were turned, so one of both sets is for all texts of an engine, and for all of their tokens.
+    """
+
+    short_factors: tuple[float, ...]  # one for each frequency, for texts of up to `original_max_len` tokens
+    long_factors: tuple[float, ...]
+    original_max_len: float
+    attention_factor: float  # on cosine and sine, with both sets
+    is_long: bool = False
+
+    def stretch(self, inv_freq: Tensor) -> Tensor:
+        """[dim / 2] -> [dim / 2]"""
+        return inv_freq / torch.tensor(self.long_factors if self.is_long else self.short_factors)
+
+
+def longrope_attention_factor(factor: float, original_max_len: float) -> float:
+    """LongRoPE's factor on cosine and sine (arXiv 2404.14219, Phi-3) for a context that became `factor` times as long."""
+    return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original_max_len))
+
+
 def yarn_attention_factor(factor: float, mscale: float | None = None, mscale_all_dim: float | None = None) -> float:
     """YaRN's recommended factor on cosine and sine (eq. 22; with DeepSeek's mscale where given)."""
 
@@ -99,7 +122,7 @@ def yarn_attention_factor(factor: float, mscale: float | None = None, mscale_all
     return temperature(1.0)
 
 
-RopeScaling = LinearScaling | FactorScaling | Llama3Scaling | YarnScaling
+RopeScaling = LinearScaling | FactorScaling | Llama3Scaling | YarnScaling | LongRopeScaling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +132,18 @@ class RopeConfig:
     dim: int
     theta: float
     scaling: RopeScaling | None = None
+
+    @property
+    def trained_len(self) -> int | None:
+        """Tokens of a text beyond which LongRoPE has other factors; None for all other ropes."""
+        return int(self.scaling.original_max_len) if isinstance(self.scaling, LongRopeScaling) else None
+
+    def for_texts_of(self, max_len: int | None) -> RopeConfig:
+        """Return the rope for texts of up to `max_len` tokens (None: `trained_len`): LongRoPE's with the factors for those."""
+        if not isinstance(self.scaling, LongRopeScaling):
+            return self
+        is_long = max_len is not None and max_len > self.scaling.original_max_len
+        return replace(self, scaling=replace(self.scaling, is_long=is_long))
 
 
 class Rotation(NamedTuple):

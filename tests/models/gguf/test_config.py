@@ -233,6 +233,59 @@ def test_what_a_file_says_of_its_rope_is_never_ignored(tmp_path, more, said):
 def test_yarn_with_rope_factors_is_refused(tmp_path):
     path = save_factors(tmp_path, [1.0] * 4, more=YARN)
     assert "'yarn' together with 'rope_freqs.weight' is not supported" in refusal(path)
+    assert "'yarn' together with 'rope_factors_short.weight'" in refusal(save_longrope(tmp_path, more=YARN))
+
+
+def save_longrope(tmp_path, architecture="phi3", *, short=(1.0, 2.0, 3.0, 4.0), long=(5.0, 6.0, 7.0, 8.0), **named):
+    """A file with LongRoPE's factors."""
+    places = [("rope_factors_short.weight", 2048), ("rope_factors_long.weight", 2560)]
+    tensors = [*TENSORS, *(Tensor(name, [4], offset=offset) for name, offset in places)]
+    path = save(tmp_path, architecture, tensors=tensors, **named)
+    content = bytearray(path.read_bytes())
+    for factors, (_, offset) in zip((short, long), places, strict=True):
+        start = len(content) - 4096 + offset
+        content[start : start + 16] = struct.pack("<4f", *factors)
+    path.write_bytes(content)
+    return path
+
+
+LONGROPE = [Key("rope.scaling.original_context_length", U32, 32), Key("rope.scaling.attn_factor", F32, 1.5)]
+
+
+@pytest.mark.parametrize("architecture", ["phi3", "llama"])
+@pytest.mark.parametrize(
+    "named",
+    [
+        [],
+        [Key("rope.scaling.type", STRING, "longrope")],
+        [Key("rope.scaling.type", STRING, "longrope"), Key("rope.scaling.factor", F32, 1.0)],
+    ],
+)
+def test_longrope_is_read_from_its_tensors_whether_or_not_a_type_is_named(tmp_path, architecture, named):
+    config = read_config(save_longrope(tmp_path, architecture, more=[*LONGROPE, *named]))
+    found = decoder_config(config).ropes[0].scaling
+    assert (found.short_factors, found.long_factors) == ((1.0, 2.0, 3.0, 4.0), (5.0, 6.0, 7.0, 8.0))
+    assert (found.original_max_len, found.attention_factor) == (32, 1.5)
+
+
+def test_longrope_multiplies_what_it_has_no_factor_for_by_nothing(tmp_path):
+    found = decoder_config(read_config(save_longrope(tmp_path))).ropes[0].scaling
+    assert (found.original_max_len, found.attention_factor) == (SIZES["context_length"], 1.0)
+
+
+def test_longrope_and_a_linear_factor_are_multiplied(tmp_path):
+    found = decoder_config(read_config(save_longrope(tmp_path, more=LINEAR))).ropes[0].scaling
+    assert (found.short_factors, found.long_factors) == ((4.0, 8.0, 12.0, 16.0), (20.0, 24.0, 28.0, 32.0))
+
+
+def test_longrope_without_one_of_its_tensors_is_refused(tmp_path):
+    tensors = [*TENSORS, Tensor("rope_factors_long.weight", [4], offset=2048)]
+    assert "tensor 'rope_factors_short.weight' is missing" in refusal(save(tmp_path, "phi3", tensors=tensors))
+
+
+def test_longrope_with_too_few_factors_is_refused(tmp_path):
+    sizes = {"attention.key_length": 16, "attention.value_length": 16, "rope.dimension_count": 16}
+    assert "short_factor: got 4; must be one for each of 8" in refusal(save_longrope(tmp_path, **sizes))
 
 
 @pytest.mark.parametrize(("head_dim", "turned"), [(8, 4), (44, 30), (90, 52)])
@@ -274,11 +327,6 @@ def test_a_file_without_embeddings_is_refused(tmp_path):
 def test_more_tokens_than_embeddings_are_refused(tmp_path):
     words = Key("tokenizer.ggml.tokens", ARRAY, list("abcdefghi"), STRING)
     assert "has 9 tokens, but embeddings of only 8" in refusal(save(tmp_path, tokens=[words]))
-
-
-def test_phi3_with_longrope_is_refused(tmp_path):
-    tensors = [*TENSORS, Tensor("rope_factors_long.weight", [4], offset=2048)]
-    assert "LongRoPE" in refusal(save(tmp_path, "phi3", tensors=tensors))
 
 
 def test_scales_and_caps_of_0_are_none(tmp_path):

@@ -17,6 +17,8 @@ from forerun.models.tokenizer_files import tokenizer_without_transformers
 from tests.family_gguf import FAMILY_GGUFS, save_family
 from tests.tiny_gguf import save_tiny_gguf
 
+WITH_FACTORS = {"llama 3.1", "phi3 longrope"}
+
 
 @pytest.fixture(scope="module")
 def gguf(tmp_path_factory):
@@ -39,7 +41,7 @@ def test_a_converted_model_has_the_weights_of_the_gguf(gguf, converted):
     assert all(torch.equal(written[name], reader.tensor(name, checkpoint.shape(name))) for name in written)
 
 
-@pytest.mark.parametrize("kind", sorted(FAMILY_GGUFS.keys() - {"llama 3.1"}))
+@pytest.mark.parametrize("kind", sorted(FAMILY_GGUFS.keys() - WITH_FACTORS))
 def test_a_converted_configuration_is_read_alike_by_transformers_and_without(tmp_path, kind):
     (tmp_path / "made").mkdir()
     convert_gguf(save_family(tmp_path, kind), tmp_path / "made", dtype=torch.float32)
@@ -50,9 +52,10 @@ def test_a_converted_configuration_is_read_alike_by_transformers_and_without(tmp
     assert config_without_transformers(content) is not None
 
 
-def test_rope_factors_are_refused(tmp_path):
+@pytest.mark.parametrize("kind", sorted(WITH_FACTORS))
+def test_rope_factors_are_refused(tmp_path, kind):
     with pytest.raises(ModelError, match="cannot hold its rope factors"):
-        convert_gguf(save_family(tmp_path, "llama 3.1"), tmp_path, dtype=torch.float32)
+        convert_gguf(save_family(tmp_path, kind), tmp_path, dtype=torch.float32)
 
 
 def test_a_converted_model_is_read_without_transformers(converted):

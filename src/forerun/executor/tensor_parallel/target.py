@@ -126,10 +126,12 @@ def load_sharded_target(
             first.num_threads, cores=first.cores if first.cores and lease_cores(first.cores) else []
         )
         own = packing.for_rank(0, num_ranks)
-        model = LOADERS[load_format](path, dtype=dtype, device=torch.device("cpu"), packing=own)
+        model = LOADERS[load_format](
+            path, dtype=dtype, device=torch.device("cpu"), packing=own, max_model_len=limits.max_model_len
+        )
         if not isinstance(model, Decoder):
             raise ModelError(f"tensor_parallel_size: got {num_ranks}, but {path} runs through transformers' own code")
-        _load_workers(workers, path, load_format, model, packing, sizes, threads)
+        _load_workers(workers, path, load_format, model, packing, sizes, threads, limits)
     except BaseException:
         group.end(workers)
         raise
@@ -209,6 +211,7 @@ def _load_workers(
     packing: Packing,
     sizes: ExchangeSizes,
     threads: Sequence[RankThreads],
+    limits: PassLimits,
 ) -> None:
     """Let the workers load their parts; rank 0 has its own by now, and has kept the packed weights for all."""
     name, level = packing.format.name, packing.kernels.level
@@ -220,6 +223,7 @@ def _load_workers(
                 rank=worker.rank,
                 path=str(path.absolute()),
                 load_format=load_format,
+                max_model_len=limits.max_model_len,
                 dtype=str(model.dtype).removeprefix("torch."),
                 weight_format=name,
                 rounds_rows=packing.rounds_rows,

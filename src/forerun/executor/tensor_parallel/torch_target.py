@@ -138,7 +138,9 @@ def load_torch_target(
         if device.type == "cpu":
             weakref.finalize(exchange, torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(threads[0])
-        model = LOADERS[load_format](path, dtype=dtype, device=devices[0], columns=columns)
+        model = LOADERS[load_format](
+            path, dtype=dtype, device=devices[0], columns=columns, max_model_len=limits.max_model_len
+        )
         if not isinstance(model, Decoder):
             raise ModelError(f"tensor_parallel_size: got {num_ranks}, but {path} runs through transformers' own code")
         identity = identity_of(path, weight_format=TORCH_WEIGHTS, level=kernels.level, dtype=model.dtype)
@@ -148,6 +150,7 @@ def load_torch_target(
                     rank=worker.rank,
                     path=str(path.absolute()),
                     load_format=load_format,
+                    max_model_len=limits.max_model_len,
                     dtype=str(model.dtype).removeprefix("torch."),
                     device=str(devices[worker.rank]),
                     port=collectives.port,

@@ -191,7 +191,9 @@ def load_worker(line: str, descriptor: int) -> tuple[Exchange, TorchWorker]:
     num_ranks = spec.sizes.num_ranks
     collectives = TorchCollectives(device, rank=spec.rank, num_ranks=num_ranks, port=spec.port)
     columns = ColumnParallel(collectives)
-    model = LOADERS[spec.load_format](Path(spec.path), dtype=spec.torch_dtype, device=device, columns=columns)
+    model = LOADERS[spec.load_format](
+        Path(spec.path), dtype=spec.torch_dtype, device=device, columns=columns, max_model_len=spec.max_model_len
+    )
     assert isinstance(model, Decoder), "rank 0 has checked it"
     exchange = Exchange(kernels, descriptor, spec.sizes, rank=spec.rank)
     return exchange, TorchWorker(exchange, collectives, model)

@@ -154,7 +154,11 @@ def load_worker(line: str, descriptor: int) -> tuple[Exchange, Worker]:
         num_ranks=spec.sizes.num_ranks,
     )
     model = LOADERS[spec.load_format](
-        Path(spec.path), dtype=spec.torch_dtype, device=torch.device("cpu"), packing=packing
+        Path(spec.path),
+        dtype=spec.torch_dtype,
+        device=torch.device("cpu"),
+        packing=packing,
+        max_model_len=spec.max_model_len,
     )
     assert isinstance(model, Decoder), "rank 0 has checked it"
     exchange = Exchange(kernels, descriptor, spec.sizes, rank=spec.rank)

@@ -38,6 +38,7 @@ class WorkerSpec:
     rank: int
     path: str
     load_format: str
+    max_model_len: int | None
     dtype: str
     level: str
     sizes: ExchangeSizes

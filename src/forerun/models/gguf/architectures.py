@@ -13,6 +13,7 @@ from typing import Any
 
 from forerun.errors import ModelError, did_you_mean
 from forerun.models.config import NotCoveredError
+from forerun.models.config_defaults import ORIGINAL
 from forerun.models.gguf.file import GGUFFile
 
 Fields = dict[str, Any]
@@ -38,6 +39,8 @@ FUSED = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
 
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 ROPE_FACTORS = "rope_freqs.weight"
+LONGROPE_FACTORS = {"short_factor": "rope_factors_short.weight", "long_factor": "rope_factors_long.weight"}
+"""LongRoPE's factors: the names of config.json, and of the tensors."""
 LAYER_TENSOR = re.compile(r"blk\.(?P<layer>\d+)\.(?P<part>\w+)\.(?P<kind>weight|bias)")
 OTHER_TENSOR = re.compile(r"(?P<part>\w+)\.(?P<kind>weight|bias)")
 
@@ -160,9 +163,10 @@ def _gemma3(file: GGUFFile) -> Fields:
 
 
 def _phi3(file: GGUFFile) -> Fields:
-    if "rope_factors_long.weight" in file.tensors:
-        raise NotCoveredError(f"{file.path}: its rope stretches to long contexts by LongRoPE, which is not supported")
-    return {"sliding_window": file.own.integer("attention.sliding_window", 0) or None}
+    return {
+        "sliding_window": file.own.integer("attention.sliding_window", 0) or None,
+        ORIGINAL: file.own.integer("rope.scaling.original_context_length", file.own.integer("context_length")),
+    }
 
 
 def _head_dim(file: GGUFFile) -> int:

@@ -9,7 +9,13 @@ from torch import Tensor
 
 from forerun.errors import ModelError
 from forerun.models.checkpoint_facts import CheckpointFacts
-from forerun.models.gguf.architectures import ROPE_FACTORS, GGUFArchitecture, architecture_of, unknown_architecture
+from forerun.models.gguf.architectures import (
+    LONGROPE_FACTORS,
+    ROPE_FACTORS,
+    GGUFArchitecture,
+    architecture_of,
+    unknown_architecture,
+)
 from forerun.models.gguf.file import GGUFFile, open_gguf
 from forerun.models.gguf.grouped import scaled
 from forerun.models.gguf.header import TensorPlace
@@ -35,7 +41,7 @@ class GGUFCheckpoint:
         self._places: dict[str, TensorPlace] = {}
         self._factors: dict[str, TensorPlace] = {}
         for stored, place in file.tensors.items():
-            if stored == ROPE_FACTORS:
+            if stored in (ROPE_FACTORS, *LONGROPE_FACTORS.values()):
                 continue  # the configuration's
             stem, _, kind = stored.rpartition(".")
             if kind in ("scale", "input_scale") and f"{stem}.weight" in file.tensors:

@@ -8,12 +8,14 @@ import torch
 
 from forerun.errors import ModelError, one_line
 from forerun.models.completed_config import ConfigStandIn, completed
-from forerun.models.config import MEND, ORIGINAL, ROTATED, NotCoveredError
+from forerun.models.config import MEND, ROTATED, NotCoveredError
+from forerun.models.config_defaults import ORIGINAL
 from forerun.models.families import MODEL_TYPES, decoder_config
 from forerun.models.gguf.architectures import (
     EMBEDDING,
     HEAD,
     LAYER_TENSOR,
+    LONGROPE_FACTORS,
     ROPE_FACTORS,
     Fields,
     GGUFArchitecture,
@@ -33,8 +35,16 @@ NEUTRAL_SCALING = {
     "none": {**OTHER_SCALING, "yarn_ext_factor": 0.0, "attn_factor": 1.0},
     "linear": {**OTHER_SCALING, "yarn_ext_factor": 0.0, "attn_factor": 1.0},
     "yarn": {**OTHER_SCALING, "yarn_ext_factor": 1.0},
+    "longrope": {**OTHER_SCALING, "yarn_ext_factor": 0.0},
 }
 """By the type of a rope's scaling: what llama.cpp knows besides, if for other architectures, and which values change nothing."""
+FACTORS_OF_SCALING = {
+    "none": (ROPE_FACTORS,),
+    "linear": (ROPE_FACTORS,),
+    "yarn": (),
+    "longrope": tuple(LONGROPE_FACTORS.values()),
+}
+"""By the type of a rope's scaling: the tensors with factors that may stand beside it."""
 
 
 def config_of(file: GGUFFile, row: GGUFArchitecture) -> ConfigStandIn:
@@ -185,6 +195,9 @@ def _rope(file: GGUFFile, row: GGUFArchitecture) -> Fields:
 def _rope_scaling(file: GGUFFile) -> Fields:
     """How the rotary embedding is stretched over a longer context; as in llama.cpp, a factor without a type is linear."""
     kind = file.own.text("rope.scaling.type", "linear")
+    tensors = [name for name in (ROPE_FACTORS, *LONGROPE_FACTORS.values()) if name in file.tensors]
+    if kind == "linear" and set(tensors) & set(LONGROPE_FACTORS.values()):
+        kind = "longrope"  # Phi-3's files name no type
     if kind not in NEUTRAL_SCALING:
         raise NotCoveredError(
             f"{file.path}: rope scaling {kind!r:.80} is not supported; may be {', '.join(NEUTRAL_SCALING)}"
@@ -197,20 +210,23 @@ def _rope_scaling(file: GGUFFile) -> Fields:
                 f"supported with {neutral:g} alone"
             )
     factor = 1.0 if kind == "none" else _factor(file.own)
-    has_factors = ROPE_FACTORS in file.tensors
-    if kind == "yarn" and has_factors:
-        raise NotCoveredError(f"{file.path}: rope scaling 'yarn' together with {ROPE_FACTORS!r} is not supported")
+    for name in tensors:
+        if name not in FACTORS_OF_SCALING[kind]:
+            raise NotCoveredError(f"{file.path}: rope scaling {kind!r} together with {name!r} is not supported")
     if kind == "yarn":
         return {"rope_type": kind, "factor": factor, **_yarn(file.own, factor)}
-    if has_factors:
-        return {"rope_type": "factors", "factors": tuple(factor * divisor for divisor in _factors(file))}
+    if kind == "longrope":
+        return _longrope(file, factor)
+    if tensors:
+        return {"rope_type": "factors", "factors": tuple(factor * divisor for divisor in _factors(file, ROPE_FACTORS))}
     return {"rope_type": "default"} if factor == 1.0 else {"rope_type": "linear", "factor": factor}
 
 
 def _factor(own: Metadata) -> float:
     """By which the context is stretched; "rope.scale_linear" is the older name, and as in llama.cpp 0 is none."""
     is_older = "rope.scaling.factor" not in own and ("rope.scale_linear" in own or "rope.scaling.type" not in own)
-    factor = (own.number("rope.scale_linear", 1.0) if is_older else own.number("rope.scaling.factor")) or 1.0
+    default = 1.0 if own.text("rope.scaling.type", "linear") == "longrope" else None  # whose tensors stretch enough
+    factor = (own.number("rope.scale_linear", 1.0) if is_older else own.number("rope.scaling.factor", default)) or 1.0
     if factor < 0:
         raise ModelError(
             f"{own.file}: metadata of the rope's scaling: factor: got {factor!r}; must be a positive number; convert the "
@@ -229,20 +245,33 @@ def _yarn(own: Metadata, factor: float) -> Fields:
     return found | {ORIGINAL: length}
 
 
+def _longrope(file: GGUFFile, factor: float) -> Fields:
+    """LongRoPE's parameters; what multiplies cosine and sine is in the file, as llama.cpp does not compute it."""
+    for name in LONGROPE_FACTORS.values():
+        if name not in file.tensors:
+            raise ModelError(f"{file.path} ({file.describe()}): tensor {name!r} is missing; download it again")
+    factors = {field: _factors(file, name) for field, name in LONGROPE_FACTORS.items()}
+    scaling = file.own.below("rope.scaling")
+    return {
+        "rope_type": "longrope",
+        **{field: tuple(factor * divisor for divisor in divisors) for field, divisors in factors.items()},
+        "attention_factor": scaling.number("attn_factor", 1.0),
+        ORIGINAL: scaling.integer("original_context_length", file.own.integer("context_length")),
+    }
+
+
 def _local_rope(own: Metadata) -> Fields:
     """Gemma 3's rotary embedding in layers with a window."""
     return {"rope_type": "default", "rope_theta": own.number("rope.freq_base_swa", 10_000.0)}
 
 
-def _factors(file: GGUFFile) -> tuple[float, ...]:
-    """Llama 3's stretch of the context: what each frequency is divided by."""
-    place = file.tensors[ROPE_FACTORS]
+def _factors(file: GGUFFile, name: str) -> tuple[float, ...]:
+    """What each frequency of a rope is divided by: Llama 3's factors, or one set of LongRoPE's."""
+    place = file.tensors[name]
     if place.type.name != "F32" or len(place.shape) != 1:
-        raise ModelError(
-            f"{file.path}: tensor {ROPE_FACTORS!r} is no list of fp32 numbers; convert the original model again"
-        )
+        raise ModelError(f"{file.path}: tensor {name!r} is no list of fp32 numbers; convert the original model again")
     factors = load_tensor(place)
     assert isinstance(factors, torch.Tensor), "fp32 is no block format"
     if not (factors.isfinite().all() and (factors > 0).all()):
-        raise ModelError(f"{file.path}: tensor {ROPE_FACTORS!r} holds numbers that are not positive; download it again")
+        raise ModelError(f"{file.path}: tensor {name!r} holds numbers that are not positive; download it again")
     return tuple(factors.tolist())

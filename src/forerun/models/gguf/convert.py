@@ -12,6 +12,7 @@ from torch import Tensor
 from forerun.errors import ModelError
 from forerun.models.checkpoint import Checkpoint, WeightReader, save_tensors
 from forerun.models.completed_config import ConfigStandIn
+from forerun.models.config import ROPE_FACTORS
 from forerun.models.gguf.architectures import architecture_of, unknown_architecture
 from forerun.models.gguf.checkpoint import GGUFCheckpoint
 from forerun.models.gguf.config import config_of
@@ -25,14 +26,14 @@ def convert_gguf(gguf: Path, folder: Path, *, dtype: torch.dtype) -> None:
     """Write the model in `gguf` to `folder`: safetensors in `dtype`, config.json, generation_config.json and the tokenizer.
 
     Raises:
-        ModelError: the file cannot be read, or config.json has no words for its rotary embedding.
+        ModelError: the file cannot be read, or its rotary embedding has a list of factors.
     """
     file = open_gguf(gguf)
     row = architecture_of(file)
     if row is None:
         raise unknown_architecture(file)
     config = config_of(file, row)
-    if config.rope_parameters.get("rope_type") == "factors":
+    if config.rope_parameters.get("rope_type") in ROPE_FACTORS:
         raise ModelError(f"{gguf}: config.json cannot hold its rope factors; use the GGUF file as it is")
     tokenizer, special_tokens = build_tokenizer(file)  # before the weights: it may be of a kind that is not supported
     template = chat_template(file)

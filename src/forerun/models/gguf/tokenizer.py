@@ -31,6 +31,7 @@ LONGEST_PIECE = 512  # characters; there are runs of 256 spaces
 MOST_PARTS = 640_000
 """Of a vocabulary, each a third of a KB in memory: a word, two merges, or half of what makes a token that is found whole."""
 
+OTHER_TOKENIZER = "put the original model's tokenizer.json and tokenizer_config.json beside it and give the folder, or give theirs as tokenizer="
 ROLES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 NEVER_STRIPPING = ("<unk>", "<s>", "<|endoftext|>")  # of Phi-3's special tokens: they leave the white space behind them
 BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))  # tokens of bytes that no other token spells
@@ -76,14 +77,12 @@ def check_tokenizer(file: GGUFFile) -> None:
     """
     metadata = file.metadata.below("tokenizer.ggml")
     if "model" not in metadata:
-        raise ModelError(
-            f"{file.path}: holds no tokenizer; give the folder of the original model's tokenizer as tokenizer="
-        )
+        raise ModelError(f"{file.path}: holds no tokenizer; {OTHER_TOKENIZER}")
     kind = metadata.text("model")
     if kind not in KINDS:
         raise ModelError(
             f"{file.path}: its tokenizer is of the kind {kind!r:.80}, which cannot be built; may be {', '.join(KINDS)}; "
-            "give the folder of the original model's tokenizer as tokenizer="
+            f"{OTHER_TOKENIZER}"
         )
     if kind == "gpt2":
         _pre_tokenizer(file, metadata)
@@ -96,7 +95,7 @@ def _check_size(file: GGUFFile, metadata: Metadata) -> None:
     if words + merges // 2 + 2 * added > MOST_PARTS:
         raise ModelError(
             f"{file.path}: its tokenizer has {words} tokens, {added} of them special, and {merges} merges, more than can be "
-            "built in little memory; download it again, or give the folder of the original model's tokenizer as tokenizer="
+            f"built in little memory; download it again, or {OTHER_TOKENIZER}"
         )
 
 
@@ -182,7 +181,7 @@ def _pre_tokenizer(file: GGUFFile, metadata: Metadata) -> PreTokenizer:
     if name not in PRE_TOKENIZERS:
         raise ModelError(
             f"{file.path}: its pre-tokenizer {name!r:.80} is not known"
-            f"{did_you_mean(name, PRE_TOKENIZERS)}; give the folder of the original model's tokenizer as tokenizer="
+            f"{did_you_mean(name, PRE_TOKENIZERS)}; {OTHER_TOKENIZER}"
         )
     return PRE_TOKENIZERS[name]
 

@@ -92,7 +92,9 @@ def build_dflash(
         ModelError: tensors are missing, surplus, damaged, or do not fit the target.
     """
     content = {**content, **(content.get("transformer_layer_config") or {}), **(content.get("dflash_config") or {})}
-    config = replace(head_config(content, architecture="Qwen3ForCausalLM"), root="")
+    config = replace(
+        head_config(content, architecture="Qwen3ForCausalLM", max_model_len=target.model.max_model_len), root=""
+    )
     checkpoint = renamed(checkpoint, lambda name: name.removeprefix("model."))
     if content.get("is_neox_style") is False:
         checkpoint = DeinterleavedCheckpoint(checkpoint, head_dim=config.head_dim)

@@ -46,7 +46,7 @@ class EagleHead:
         content, model = reader.content, reader.target.model
         named = (content.get("architectures") or ["LlamaForCausalLM"])[0]
         architecture = named if named in ARCHITECTURES else "LlamaForCausalLM"
-        config = replace(head_config(content, architecture=architecture), root="")
+        config = replace(head_config(content, architecture=architecture, max_model_len=model.max_model_len), root="")
         if "midlayer.self_attn.q_proj.weight" in reader.weights or "d2t" in reader.weights:
             raise ModelError("checkpoint: is of EAGLE-3; set method='eagle3'")
         width = config.hidden_size

@@ -142,7 +142,9 @@ class Eagle3Head:
         model = reader.target.model
         content = {**reader.content, **(reader.content.get("transformer_layer_config") or {})}
         self.flags = flags = read_flags(content, num_target_layers=model.num_layers)
-        config = replace(head_config(content, architecture=_architecture(content)), root="")
+        config = replace(
+            head_config(content, architecture=_architecture(content), max_model_len=model.max_model_len), root=""
+        )
         self.dtype, self.device = model.dtype, model.device
         self.max_model_len = config.max_model_len
         spec = LayerKVSpec(num_kv_heads=config.num_kv_heads, key_dim=config.head_dim, value_dim=config.head_dim)

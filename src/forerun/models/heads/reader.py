@@ -257,10 +257,11 @@ def check_quantized_head(quantization: str | None, target: LoadedTarget) -> None
         )
 
 
-def head_config(content: Mapping[str, Any], *, architecture: str) -> DecoderConfig:
+def head_config(content: Mapping[str, Any], *, architecture: str, max_model_len: int | None = None) -> DecoderConfig:
     """Resolve the layers of a head whose config.json is like that of a model of `architecture`.
 
-    Whether its rows see later ones, which those of a text must not, is the head's own affair.
+    `max_model_len` is the target's, see `DecoderConfig.for_texts_of`. Whether its rows see later ones, which those of a text must
+    not, is the head's own affair.
 
     Raises:
         ModelError: a value is missing, impossible or not covered.
@@ -270,7 +271,7 @@ def head_config(content: Mapping[str, Any], *, architecture: str) -> DecoderConf
     values = {key: value for key, value in content.items() if key not in others}
     values.setdefault("eos_token_id", 0)  # it ends no text; without one transformers would be imported, for two seconds
     try:
-        return decoder_config(config_like(model_type, architecture, values))
+        return decoder_config(config_like(model_type, architecture, values), max_model_len=max_model_len)
     except NotCoveredError as error:
         raise ModelError(f"{CONFIG_FILE} of the head: {error}") from error
     except ModelError:
