@@ -253,7 +253,7 @@ def test_a_question_given_up_during_a_long_step_does_not_end_the_engine(caplog):
             running_one = submit(engine, "a")
             await asyncio.to_thread(step.began.wait, 10)
             with pytest.raises(TimeoutError):
-                await asyncio.wait_for(engine.ask(Engine.metrics), 0.01)
+                await asyncio.wait_for(engine.ask(Engine.snapshot), 0.01)
             step.release()
             await asyncio.wait_for(running_one.ended.wait(), 10)
             return isinstance(running_one.events[-1], RequestOutput) and await serves(engine)

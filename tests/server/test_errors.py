@@ -25,6 +25,7 @@ from forerun.server.protocol import (
 from forerun.server.request_params import _warned
 from forerun.server.serve import Server
 from tests.server.served import CHAT, PROMPT, Served, chat_ids, chat_llm, offline
+from tests.server.tool_models import allowed
 
 TEXT = {"prompt": PROMPT, "max_tokens": 1}
 TALK = {"messages": CHAT, "max_tokens": 1}
@@ -158,6 +159,8 @@ def test_a_bad_completion_request_is_told_what_to_change(plain, fields, param):
         ({"tools": [{"function": {"name": "f"}}], "structured_outputs": {"regex": "a"}}, "tools"),
         ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": "always"}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": allowed("g")}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": allowed()}, "tool_choice"),
         ({"tools": [TOOL], "parallel_tool_calls": "no"}, "parallel_tool_calls"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"functions": [{"name": "f"}]}, "functions"),
@@ -371,7 +374,7 @@ def test_more_tokens_than_the_prompt_leaves_room_for_are_refused(plain, path, pr
     most = 256 - (9 if "prompt" in prompt else len(chat_ids(CHAT)))
     status, error = refusal(plain, path, prompt | {limit: most + 1})
     assert (status, error["param"], error["code"]) == (400, limit, "context_length_exceeded")
-    assert "maximum context length is 256 tokens" in error["message"]
+    assert "this model's maximum context length is 256 tokens" in error["message"]
     assert f"may be at most {most}, or left out" in error["message"]
     assert plain.post(path, prompt | {limit: most})["choices"]
 
@@ -398,7 +401,7 @@ def test_a_text_that_is_far_too_long_is_refused_before_it_is_made_into_tokens(pl
     monkeypatch.setattr(type(tokenizer), "encode_chat", encode)
     status, error = refusal(plain, path, body)
     assert (status, error["param"], error["code"]) == (400, param, "context_length_exceeded")
-    assert "maximum context length is 256 tokens of at most" in error["message"]
+    assert "this model's maximum context length is 256 tokens of at most" in error["message"]
 
 
 def test_a_prediction_that_is_far_too_long_is_refused_in_a_conversation_too(plain):
@@ -428,7 +431,10 @@ def test_behind_a_prompt_that_is_too_long_none_is_made_into_tokens(plain, monkey
 def test_a_prompt_that_fills_the_context_is_refused_in_openais_words(plain, path, body, param):
     status, error = refusal(plain, path, body)
     assert (status, error["param"], error["code"]) == (400, param, "context_length_exceeded")
-    assert "maximum context length is 256 tokens" in error["message"]
+    assert "this model's maximum context length is 256 tokens" in error["message"], "LiteLLM knows it by these words"
+    assert "prompt is too long" in error["message"], (
+        "and LangChain by these, where the client's error does not show the code"
+    )
 
 
 def test_an_echo_of_too_many_logprobs_is_refused(plain, monkeypatch):

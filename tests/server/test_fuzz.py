@@ -24,7 +24,7 @@ INNER = {
     "structured_outputs": {"json", "regex", "choice", "grammar", "json_object", "whitespace_pattern", "structural_tag"},
     "response_format": {"type", "json_schema", "schema", "name", "format", "structures", "triggers"},
     "tools": {"name", "description", "parameters", "strict"},
-    "tool_choice": {"type", "function"},
+    "tool_choice": {"type", "function", "allowed_tools"},
     "logit_bias": {"70", "-1", "1e3", "99999999999999999999", "\ud800"},
     "chat_template_kwargs": {"messages", "self", "__class__", "chat_template"},
 }

@@ -199,6 +199,19 @@ def test_what_drafts_were_worth_is_read_from_the_servers_metrics(monkeypatch):
     )
 
 
+def test_what_drafts_were_worth_is_told_of_all_replicas_together():
+    figures = {"tokens_per_second": (30.0, 50.0), "plain_tokens_per_second": (20.0, 20.0), "regret": (0.0, 0.04)}
+    lines = [
+        f'forerun:spec_decode_{name}{{engine="{number}",model_name="m"}} {value}'
+        for name, both in figures.items()
+        for number, value in enumerate(both)
+    ]
+    assert evaluate("return worth(data)", "\n".join(lines)) == (
+        "All answers so far: 80.0 tokens/s with drafts, an estimated 40.0 without (2.00 times); "
+        "the best fixed length would be 2 % faster"
+    )
+
+
 def test_without_a_choice_of_lengths_nothing_is_said_of_its_worth(plain):
     assert evaluate("return worth(data)", plain.send("GET", "/metrics")[2]) == ""
 

@@ -22,6 +22,7 @@ MESSAGES = [{"role": "user", "content": "hello"}]
         {"add_special_tokens": True},
         {"spaces_between_special_tokens": False},
         {"web_search_options": {}},
+        {"truncate_prompt_tokens": 0},
     ],
 )
 def test_fields_that_would_change_the_answer_are_refused(fields):
@@ -42,6 +43,11 @@ def test_fields_that_would_change_the_answer_are_refused(fields):
 )
 def test_their_neutral_values_are_taken(fields):
     refuse_unserved(ChatBody(messages=MESSAGES, **fields))
+
+
+def test_a_misspelt_field_is_warned_of_though_it_is_0(caplog):
+    refuse_unserved(ChatBody(messages=MESSAGES, temperture_of_this_test=0))
+    assert "temperture_of_this_test" in caplog.text
 
 
 def test_completions_have_two_of_them_themselves():

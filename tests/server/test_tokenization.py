@@ -11,9 +11,12 @@ import pytest
 import forerun
 from forerun.server import json_parts
 from forerun.server.protocol import MOST_DETOKENIZED
+from forerun.server.request_params import _warned
 from forerun.server.served_model import NUM_INTAKE_THREADS, NUM_TOKENIZATION_THREADS
-from tests.server.served import CHAT, NAME, PROMPT, chat_ids, offline
+from tests.server.served import CHAT, NAME, PROMPT, chat_ids, offline, served
 from tests.server.test_load import until
+from tests.server.tool_models import tool_llm, tool_target
+from tests.tiny_tokenizer import CHAT_TEMPLATE
 
 
 def test_a_text_is_tokenised(plain):
@@ -42,6 +45,32 @@ def test_a_conversation_is_tokenised(plain):
     assert answer["token_strs"] is None
     shorter = plain.post("/tokenize", {"messages": CHAT, "add_generation_prompt": False})
     assert shorter["tokens"] == offline().get_tokenizer().apply_chat_template(CHAT, add_generation_prompt=False)
+
+
+def test_developer_is_the_systems_role_where_the_template_has_no_other_for_it(plain):
+    said = {"content": "be kind"}
+    tokens = plain.post("/tokenize", {"messages": [{"role": "developer", **said}, *CHAT]})["tokens"]
+    assert tokens == chat_ids([{"role": "system", **said}, *CHAT])
+
+
+def test_a_template_that_reads_them_gets_the_developers_role_and_the_effort():
+    effort = "{% if reasoning_effort %}{{ reasoning_effort }}{% endif %}"
+    with served(tool_llm(tool_target(effort + CHAT_TEMPLATE + "{# system or developer #}"))) as server:
+        asked = {"messages": [{"role": "developer", "content": "be kind"}], "add_generation_prompt": False}
+        for more, expected in (
+            ({}, ""),
+            ({"reasoning_effort": "high"}, "high"),
+            ({"reasoning_effort": "high", "chat_template_kwargs": {"reasoning_effort": "low"}}, "low"),
+        ):
+            tokens = server.post("/tokenize", asked | more)["tokens"]
+            text = server.post("/detokenize", {"tokens": tokens})["prompt"]
+            assert text == f"{expected}<|im_start|>developer\nbe kind<|im_end|>\n"
+
+
+def test_an_effort_that_the_template_does_not_read_is_ignored_with_a_warning(plain, caplog):
+    _warned.clear()
+    assert plain.post("/tokenize", {"messages": CHAT, "reasoning_effort": "high"})["tokens"] == chat_ids(CHAT)
+    assert "'reasoning_effort'" in caplog.text
 
 
 def test_token_ids_become_text_again(plain):

@@ -12,7 +12,7 @@ from forerun.core.stats import SpeculationStats
 from forerun.server.chat import ChatCompletion
 from tests.contract.drafters import CASES
 from tests.server.served import CHAT, NAME, served
-from tests.server.tool_models import HERMES, MISTRAL, TOOLS, UNKNOWN, fits, saying, tool, tool_llm, tool_target
+from tests.server.tool_models import HERMES, MISTRAL, TOOLS, UNKNOWN, allowed, fits, saying, tool, tool_llm, tool_target
 from tests.tiny_tokenizer import CHAT_TEMPLATE
 
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rom", "days": 3}}\n</tool_call>'
@@ -86,6 +86,16 @@ def test_a_named_tool_is_called_once_and_ends_with_stop_as_at_openai(either):
     (choice,) = create(either, tool_choice=WAIT).choices
     assert called(choice.message) == [("wait", "{}")]
     assert choice.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_of_all_tools_that_the_model_sees_those_alone_are_called_that_are_allowed(either, mode):
+    choice = allowed("wait", mode=mode)
+    assert prompt_of(either, tool_choice=choice) == prompt_of(either)
+    (answer,) = create(either, tool_choice=choice, logit_bias={OPENS_CALL: 100}).choices
+    assert {name for name, _ in called(answer.message)} == {"wait"}
+    (answer,) = create(either, tool_choice=choice, logit_bias={OPENS_CALL: -100}, max_tokens=5).choices
+    assert bool(answer.message.content) == (mode == "auto")
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -63,6 +63,12 @@ def tool(name, properties, **more):
     return {"type": "function", "function": {"name": name, "parameters": schema, **more}}
 
 
+def allowed(*names, mode="auto"):
+    """A choice of some of the tools."""
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
 def fits(call):
     """Whether a call of the openai client is one of `TOOLS`' and its arguments fit."""
     arguments = json.loads(call.function.arguments)

@@ -250,6 +250,24 @@ class NamedChoice(BaseModel):
     function: NamedFunction
 
 
+class AllowedTools(BaseModel):
+    """Some of the tools by their names, and whether one of them must be called."""
+
+    model_config = ConfigDict(strict=True)
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedChoice], Field(min_length=1, max_length=MOST_TOOLS, fail_fast=True)]
+
+
+class AllowedChoice(BaseModel):
+    """The tools that may be called; the model sees all of them, so that the prompt stays the same whatever is chosen."""
+
+    model_config = ConfigDict(strict=True)
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
 class CalledFunction(BaseModel):
     """A function and what it was called with; the arguments come as JSON text."""
 
@@ -271,7 +289,7 @@ class CallBody(BaseModel):
 
 Tools = Annotated[list[ToolBody], Field(max_length=MOST_TOOLS, fail_fast=True)]
 Calls = Annotated[list[CallBody], Field(max_length=MOST_CALLS, fail_fast=True)]
-ToolChoice = Literal["none", "auto", "required"] | NamedChoice
+ToolChoice = Literal["none", "auto", "required"] | NamedChoice | AllowedChoice
 
 
 # --- conversations ---------------------------------------------------------------------------------
@@ -305,6 +323,7 @@ class ConversationBody(Body):
     add_generation_prompt: bool | None = True
     continue_final_message: bool | None = False
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None
 

@@ -37,7 +37,7 @@ STRUCTURING = ("response_format", "structured_outputs")
 FORMAT_FIELDS = {"json": "json_schema.schema", "regex": "regex", "choice": "choice"}
 """Kinds of structures -> where they stand in `response_format`; the others are all of it."""
 
-TEXTS = ("prompt", "messages", "tools", "chat_template_kwargs", "prediction")
+TEXTS = ("prompt", "messages", "tools", "chat_template_kwargs", "reasoning_effort", "prediction")
 """Fields whose texts are made into tokens."""
 
 UNSERVED = {
@@ -90,7 +90,10 @@ def refuse_unserved(body: Body) -> None:
         ApiError: 400, a field constrains the answer.
     """
     for name, value in (body.model_extra or {}).items():
-        if value in NEUTRAL.get(name, MEANINGLESS) or name in STRUCTURING:
+        asks_for_nothing = any(
+            value == neutral and type(value) is type(neutral) for neutral in NEUTRAL.get(name, MEANINGLESS)
+        )
+        if asks_for_nothing or name in STRUCTURING:  # 0 is equal to False, but asks for something
             continue
         if name in UNSERVED:
             raise ApiError(400, f"{name}: is not served; leave it out ({UNSERVED[name]})", param=name)
@@ -100,7 +103,7 @@ def refuse_unserved(body: Body) -> None:
                 f"{name:.80}: answers cannot be constrained so; write response_format or structured_outputs",
                 param=name[:80],
             )
-        _warn_once(name)
+        warn_once(name)
 
 
 def wanted_structure(body: Body) -> Mapping[str, Any] | None:
@@ -200,7 +203,8 @@ def _of_format(wanted: Any) -> Mapping[str, Any] | None:
     )
 
 
-def _warn_once(name: str) -> None:
+def warn_once(name: str) -> None:
+    """Log that a field is ignored, the first time that it is."""
     if name in _warned or len(_warned) >= MOST_WARNINGS:
         return
     _warned.add(name)
@@ -258,9 +262,10 @@ def check_text_length(text: str, most_characters_per_token: int | None, max_mode
         ApiError: 400, as by `check_length`.
     """
     if most_characters_per_token is not None and len(text) > max_model_len * most_characters_per_token:
+        kind = "prediction" if prompt == "prediction" else "prompt"
         message = (
-            f"{prompt}: got {len(text)} characters; the model's maximum context length is {max_model_len} tokens of at most "
-            f"{most_characters_per_token} characters; shorten it"
+            f"{prompt}: got {len(text)} characters; this model's maximum context length is {max_model_len} tokens of at most "
+            f"{most_characters_per_token} characters; the {kind} is too long, shorten it"
         )
         raise ApiError(400, message, param=prompt, code=TOO_LONG)
 
@@ -277,10 +282,10 @@ def check_length(num_tokens: int, max_model_len: int, *, prompt: str, asked: tup
     Raises:
         ApiError: 400, with the code and the words by which clients know that they must shorten something.
     """
-    context = f"the model's maximum context length is {max_model_len} tokens"
+    context = f"this model's maximum context length is {max_model_len} tokens"
     name, most = asked
     if num_tokens >= max_model_len:
-        message = f"{prompt}: got {num_tokens} tokens; {context}, which hold the answer too; shorten it"
+        message = f"{prompt}: got {num_tokens} tokens; {context}, which hold the answer too; the prompt is too long, shorten it"
         raise ApiError(400, message, param=prompt, code=TOO_LONG)
     room = max_model_len - num_tokens
     if most is not None and most > room:

@@ -31,7 +31,10 @@ from forerun.server.watched_head import WatchedHead
 KEEP_ALIVE_S = 60  # longer than clients wait between requests, who else send one into a connection that closes
 FAREWELL_S = 2.0  # for answers that the shutdown cuts off to say so
 POLL_S = 0.1  # from one look at what still runs to the next
-LOGGED = ("forerun.engine.stats", "forerun.config.gpu_memory", "forerun.config.kernel_table")
+LOGGED = (
+    *("forerun.build", "forerun.config.cost_profile", "forerun.config.gpu_memory", "forerun.config.kernel_table"),
+    "forerun.engine.stats",
+)
 SWITCH_INTERVAL_S = 0.0005  # the engine's thread must not wait long for Python's lock after each kernel call
 
 
@@ -257,7 +260,7 @@ def _tool_calls(model: ServedModel) -> str:
 
 
 def log_stats() -> None:
-    """Write the engine's line on throughput and acceptance to stderr every ten seconds of work, and what a GPU is used for."""
+    """Write the engine's log to stderr: at the start what it uses and why not more, then throughput and acceptance as it works."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
     for name in LOGGED:

@@ -13,7 +13,7 @@ from forerun.models.tools import conversation
 from forerun.server.errors import ApiError
 from forerun.server.json_parts import to_json_in_parts
 from forerun.server.protocol import ConversationBody, DetokenizeBody, TokenizeChatBody, TokenizeTextBody, reply
-from forerun.server.request_params import in_clients_words, refuse_unserved
+from forerun.server.request_params import in_clients_words, refuse_unserved, warn_once
 from forerun.server.served_model import ServedModel, served_model
 from forerun.server.tool_use import offered
 
@@ -123,14 +123,27 @@ def conversation_text(body: ConversationBody, model: ServedModel) -> str:
 
     Raises:
         ApiError: 400, tools and choice do not fit.
+        RequestError: the template refuses the messages.
     """
+    tokenizer = model.llm.get_tokenizer()
+    system = "developer" if "developer" in str(tokenizer.chat_template) else "system"  # most templates drop other roles
     return conversation.lay_out(
-        model.llm.get_tokenizer(),
-        [message.model_dump() for message in body.messages],
+        tokenizer,
+        [message.model_dump() | ({"role": system} if message.role == "developer" else {}) for message in body.messages],
         tools=[tool.model_dump() for tool in offered(body)],
         form=model.tool_format,
         add_generation_prompt=body.add_generation_prompt is not False and not body.continue_final_message,
         continue_final_message=bool(body.continue_final_message),
         render=model.templates.render,
-        variables=body.chat_template_kwargs,
+        variables=_effort(body, model) | (body.chat_template_kwargs or {}),
     )
+
+
+def _effort(body: ConversationBody, model: ServedModel) -> dict[str, str]:
+    """OpenAI's field as the variable of that name, where the template reads it."""
+    if body.reasoning_effort is None:
+        return {}
+    if "reasoning_effort" not in model.template_variables:
+        warn_once("reasoning_effort")
+        return {}
+    return {"reasoning_effort": body.reasoning_effort}

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from forerun.models.tools.call_reader import Arguments, CallBegin, CallReader, Content
 from forerun.models.tools.formats import Function, ToolFormat
 from forerun.server.errors import ApiError
-from forerun.server.protocol import NamedChoice, ToolBody, ToolChoice
+from forerun.server.protocol import AllowedChoice, NamedChoice, ToolBody, ToolChoice
 
 NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 FORM_UNKNOWN = (
@@ -37,24 +37,36 @@ def offered(body: ToolFields) -> list[ToolBody]:
         raise ApiError(400, "tools: two have the same name; rename one", param="tools")
     if choice not in (None, "none") and not tools:
         raise ApiError(400, "tool_choice: is given without tools; give tools, or leave it out", param="tool_choice")
-    if isinstance(choice, NamedChoice) and choice.function.name not in names:
-        raise ApiError(
-            400, f"tool_choice: {choice.function.name!r:.80} is none of the tools; name one", param="tool_choice"
-        )
+    for name in _chosen(choice):
+        if name not in names:
+            raise ApiError(400, f"tool_choice: {name!r:.80} is none of the tools; name one", param="tool_choice")
     return [] if choice == "none" else tools
+
+
+def _chosen(choice: ToolChoice | None) -> list[str]:
+    """The functions that the choice names; where it names none, all may be called."""
+    match choice:
+        case NamedChoice():
+            return [choice.function.name]
+        case AllowedChoice():
+            return [tool.function.name for tool in choice.allowed_tools.tools]
+        case _:
+            return []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolUse:
     """Tools that one answer may call.
 
-    `is_forced`: it must consist of calls. `only_one`: of one at most. `has_format`: what is no call has a form of its own.
+    `is_forced`: it must consist of calls. `is_named`: of the one function that the request names. `is_narrowed`: the model
+    sees others, too. `only_one`: it may have one call at most. `has_format`: what is no call has a form of its own.
     """
 
     form: ToolFormat
     functions: tuple[Function, ...]
     is_forced: bool
     is_named: bool
+    is_narrowed: bool
     only_one: bool
     has_format: bool
 
@@ -63,7 +75,8 @@ class ToolUse:
         """Whether a grammar makes what begins as a call a call; otherwise calls are read from the text when they are whole."""
         if self.has_format and not self.is_forced:
             return not self.form.marks.opens_text  # calls without a mark may be the beginning of other JSON
-        return self.is_forced or self.only_one or any(function.is_strict for function in self.functions)
+        is_bound = self.is_forced or self.is_narrowed or self.only_one
+        return is_bound or any(function.is_strict for function in self.functions)
 
     def structure(self, wanted: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
         """What the text must match (see `SamplingParams.structured_outputs`), given what else is wanted of it.
@@ -157,13 +170,15 @@ def tool_use(body: ToolFields, form: ToolFormat | None, *, parallel: bool, has_f
     if form is None:
         raise ApiError(400, f"tools: {FORM_UNKNOWN}", param="tools")
     is_named = isinstance(choice, NamedChoice)
-    if isinstance(choice, NamedChoice):
-        tools = [tool for tool in tools if tool.function.name == choice.function.name]
+    mode = choice.allowed_tools.mode if isinstance(choice, AllowedChoice) else choice
+    chosen = _chosen(choice) or [tool.function.name for tool in tools]
+    functions = tuple(_function(tool) for tool in tools if tool.function.name in chosen)
     return ToolUse(
         form=form,
-        functions=tuple(map(_function, tools)),
-        is_forced=is_named or choice == "required",
+        functions=functions,
+        is_forced=is_named or mode == "required",
         is_named=is_named,
+        is_narrowed=len(functions) < len(tools),
         only_one=is_named or not parallel,
         has_format=has_format,
     )

@@ -178,6 +178,12 @@ def test_forced_calls_that_are_cut_are_told_as_far_as_they_go(form, data):
         assert json.dumps(wanted, ensure_ascii=False).startswith(arguments)
 
 
+@pytest.mark.parametrize("begun", ["<tool_call>", "<tool_call>\n", '<tool_call>\n{"na', '<tool_call>{"name": "ad'])
+def test_a_forced_call_that_is_cut_before_its_name_is_left_out(begun):
+    assert whole("hermes", f"Let me see.\n{begun}", is_forced=True) == ["Let me see."]
+    assert whole("hermes", f"Let me see.\n{begun}") == [f"Let me see.\n{begun}"]
+
+
 def test_a_long_text_that_looks_like_many_calls_is_content():
     text = '<tool_call>{"name": ' * 20_000
     assert "".join(whole("hermes", text)) == text

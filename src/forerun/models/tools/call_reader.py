@@ -332,8 +332,9 @@ class CallReader:
             self.is_calling, self._raw = False, ""
 
     def _finish(self) -> None:
-        """The text is at its end: what is not a whole call by now is content."""
+        """The text is at its end: what is not a whole call by now is content, or of a forced call that is cut before its name nothing."""
         is_half_a_mark = self._read == self._read_after and self._may_go_on
-        if not self.is_calling and not is_half_a_mark:
+        is_cut_call = self._is_forced and self._read in (self._read_opening, self._read_next, self._read_object)
+        if not self.is_calling and not is_half_a_mark and not is_cut_call:
             self._report_text(self._raw + self._rest)
         self._raw = self._rest = ""
