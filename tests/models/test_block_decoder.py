@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from forerun.models import packing as packing_module
 from forerun.models.decoder import build_decoder
 from forerun.models.loader import DummyCheckpoint
 from forerun.models.packing import Packing
@@ -99,6 +100,22 @@ def test_a_decoder_on_blocks_computes_what_their_values_say(kernels, mix, tied):
     found = differences(native(kernels, source, BF16), exact, kernels)
     assert found.min() < EXACT
     assert found.max() < FLIPPED
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    ("mix", "said"),
+    [
+        ("ups in another", "in Q4_K and Q6_K take up to 1.5 bytes"),
+        ("ups in fp32", "in Q4_K and float32 take up to 4 bytes"),
+    ],
+)
+def test_gates_and_ups_that_grow_in_one_format_are_told_of_once(mix, said, caplog):
+    packing_module._say_larger.cache_clear()
+    for _ in range(2):
+        native(next(iter(KERNELS.values())), block_source(MIXES[mix], tied=True), BF16)
+    (record,) = caplog.records
+    assert said in record.getMessage()
 
 
 @needs_kernels

@@ -217,12 +217,40 @@ def test_another_version_of_the_code_packs_again(cache, source, monkeypatch):
     assert not is_kept(cache, source)
 
 
-def test_all_parts_of_a_split_file_count(cache, tmp_path):
+@pytest.mark.parametrize("way", ["../model", "../model/../model", "../link", "."])
+def test_a_model_is_found_whichever_way_leads_to_it(way, cache, source, tmp_path, monkeypatch):
+    keep(cache, source)
+    (tmp_path / "link").symlink_to(source)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(source if way == "." else tmp_path / "elsewhere")
+    assert is_kept(cache, Path(way))
+    assert cache.prune() == []
+
+
+def test_a_file_is_found_whichever_way_leads_to_it(cache, tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "model.gguf").write_bytes(b"weights")
+    keep(cache, tmp_path / "model.gguf")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert is_kept(cache, Path("../model.gguf"))
+    assert cache.prune() == []
+
+
+def test_a_link_to_a_file_goes_by_its_own_name(cache, tmp_path):
+    (tmp_path / "model.gguf").write_bytes(b"weights")
+    (tmp_path / "link.gguf").symlink_to("model.gguf")
+    keep(cache, tmp_path / "link.gguf")
+    assert cache.prune() == []
+
+
+def test_all_parts_of_a_split_file_count_and_any_names_it(cache, tmp_path):
     parts = [tmp_path / f"m[1]-0000{i}-of-00002.gguf" for i in (1, 2)]
     for part in parts:
         part.write_bytes(b"x")
     keep(cache, parts[0])
     assert is_kept(cache, parts[0])
+    assert is_kept(cache, parts[1])
+    assert cache.prune() == []
     parts[1].write_bytes(b"y")
     assert not is_kept(cache, parts[0])
 
@@ -312,6 +340,17 @@ def test_a_disk_that_runs_full_is_one_warning_and_leaves_nothing(cache, source, 
     assert names(cache) == []
 
 
+def test_weights_that_turn_out_larger_than_expected_do_not_fill_the_disk(cache, source, caplog, monkeypatch):
+    usage, left = namedtuple("usage", "free"), iter([4e9, 2e9, 5e8])
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage(free=next(left)))
+    with cache.weights(described(source)) as kept:
+        kept.add("w", plain())
+        kept.add("v", plain())
+    assert names(cache) == []
+    assert len(caplog.records) == 1
+    assert f"{cache.folder} has only 0.5 GB left" in caplog.text
+
+
 def test_a_disk_that_is_nearly_full_is_not_filled(cache, source, caplog, monkeypatch):
     usage = namedtuple("usage", "free")
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage(free=10))
@@ -332,7 +371,10 @@ def test_a_folder_that_cannot_be_made_or_written_is_no_full_disk(folder, source,
 
 @pytest.mark.parametrize(
     ("most_gb", "said"),
-    [(10, "take about 2.2 GB, and "), (2, "take about 2.2 GB, the cache at most 2; raise FORERUN_PACKED_CACHE_GB")],
+    [
+        (10, "take about 2.2 GB beside 1.07 that stay free, and "),
+        (2, "take about 2.2 GB, the cache at most 2; raise FORERUN_PACKED_CACHE_GB"),
+    ],
 )
 def test_weights_that_will_be_larger_than_their_files_are_not_begun_where_they_have_no_room(
     most_gb, said, source, tmp_path, caplog, monkeypatch
@@ -452,6 +494,18 @@ def test_what_was_packed_before_a_model_changed_goes_with_the_next_and_nothing_e
         assert is_kept(cache, source)
     assert is_kept(cache, other)
     assert len(before) == 3
+    assert len(names(cache)) == 2
+
+
+def test_what_older_code_of_the_same_installation_packed_goes_with_the_next(cache, source, monkeypatch):
+    keep(cache, source)
+    with monkeypatch.context() as other:
+        other.setattr(packed_cache, "PACKAGE", Path("another"))
+        for code in ("older", "newer"):
+            other.setattr(packed_cache, "_code", lambda level, code=code: code)
+            keep(cache, source)
+            assert is_kept(cache, source)
+    assert is_kept(cache, source)
     assert len(names(cache)) == 2
 
 

@@ -297,10 +297,20 @@ def test_gguf_file_is_a_model(store: ModelStore, tmp_path: Path) -> None:
     assert resolve_model(str(path), store=store) == path
 
 
-def test_other_file_is_not_a_model(store: ModelStore, tmp_path: Path) -> None:
-    path = tmp_path / "pytorch_model.bin"
-    path.write_bytes(b"")
-    with pytest.raises(ModelError, match=r"is a file, but not a \.gguf"):
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        ("pytorch_model.bin", b"", "give the folder that holds config.json"),
+        ("MODEL.GGUF", GGUF, "rename it, or link to it by such a name"),
+        ("sha256-0123", GGUF, "rename it, or link to it by such a name"),
+    ],
+)
+def test_a_file_of_another_name_is_refused_with_what_to_do(
+    store: ModelStore, tmp_path: Path, file: str, content: bytes, said: str
+) -> None:
+    path = tmp_path / file
+    path.write_bytes(content)
+    with pytest.raises(ModelError, match=rf"its name does not end in \.gguf; {said}"):
         resolve_model(str(path), store=store)
 
 

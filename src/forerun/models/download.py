@@ -159,7 +159,10 @@ def _snapshot(repository: str, patterns: Sequence[str]) -> Path:
         reason = " ".join(str(error).split("\n")[0].split())
         if isinstance(error, OSError) and error.errno in FULL_DISK:
             raise ModelError(f"hub cache cannot be written: {reason[:200]}; free space, or set HF_HOME") from error
-        raise ModelError(f"hub not reachable: {type(error).__name__}: {reason[:200]}") from error
+        raise ModelError(
+            f"hub not reachable: {type(error).__name__}: {reason[:200]}; give the model's folder or .gguf file on this machine, or "
+            "set HF_ENDPOINT to a hub that can be reached"
+        ) from error
 
 
 def _check_quantization(folder: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import shutil
 from collections import deque
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,6 +23,9 @@ logger = logging.getLogger(__name__)
 
 PACKED_CACHE_VARIABLE = "FORERUN_PACKED_CACHE_GB"
 """Environment variable: the most gigabytes that all kept weights may take together; 0 keeps and uses none."""
+
+SPARE_BYTES = 1 << 30
+"""That stay free on the disk."""
 
 MOST_WAITING_BYTES = 512 << 20
 """Of weights that are packed and not yet written."""
@@ -114,6 +118,9 @@ class NewWeights(Unkept):
                 self._writer.add(name, weight)
                 if self._writer.num_bytes > self._most_bytes:
                     raise OSError(f"they take more than {self._most_bytes / 1e9:g} GB; raise {PACKED_CACHE_VARIABLE}")
+                free = shutil.disk_usage(self._work.parent).free
+                if free < SPARE_BYTES:
+                    raise OSError(f"{self._work.parent} has only {free / 1e9:.3g} GB left")
 
     def _wait(self, most_bytes: int = 0) -> None:
         """Wait until no more than so many bytes are to be written, or nothing is."""

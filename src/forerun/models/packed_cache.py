@@ -15,7 +15,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, partial
@@ -29,7 +29,14 @@ from forerun.core.cache_folder import cache_folder
 from forerun.core.writable import nearest_existing, write_refusal
 from forerun.errors import ConfigError
 from forerun.models.fingerprint import WEIGHTS, samples_of
-from forerun.models.kept_weights import PACKED_CACHE_VARIABLE, KeptWeights, MappedWeights, NewWeights, Unkept
+from forerun.models.kept_weights import (
+    PACKED_CACHE_VARIABLE,
+    SPARE_BYTES,
+    KeptWeights,
+    MappedWeights,
+    NewWeights,
+    Unkept,
+)
 from forerun.models.model_folder import CONFIG_FILE, gguf_parts
 from forerun.models.packed_file import PackedFile, PackedFileError, read_table
 from forerun.ops.native.memory import map_or_read
@@ -39,9 +46,9 @@ logger = logging.getLogger(__name__)
 DEFAULT_GB = 32.0
 SUFFIX = ".packed"
 LEAST_BYTES = 32 << 20  # of a model's files: less is packed as soon as mapped
-SPARE_BYTES = 1 << 30  # that stay free on the disk
 ABANDONED_SECONDS = 3600.0  # since the last write to a file that has not got its name yet
-CODE_FOLDERS = ("models", "ops")  # of this package: they say what is packed, and how
+PACKAGE = Path(forerun.__file__).parent
+CODE_FOLDERS = ("models", "ops")  # of the package: they say what is packed, and how
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,12 +64,13 @@ class PackedModel:
     dtype: str
 
     def key(self) -> dict[str, Any]:
-        """All that the packed weights depend on, and where the model is, as JSON.
+        """All that the packed weights depend on, and where the model and the code are, as JSON.
 
         So of two copies of a model each has a file of its own, which goes when its copy has gone.
         """
         return {
-            "path": str(self.path.absolute()),
+            "path": str(_place(self.path)),
+            "package": str(PACKAGE),
             "source": _identity(self.path),
             "format": self.format,
             "level": self.level,
@@ -170,8 +178,12 @@ class PackedCache:
     @property
     def num_bytes(self) -> int:
         """Bytes of all files."""
-        found = map(_status, (*self._files(), *self._works()))
-        return sum(status.st_size for status in found if status is not None)
+        return _num_bytes(self._files()) + self.num_unfinished_bytes
+
+    @property
+    def num_unfinished_bytes(self) -> int:
+        """Bytes of files that have not got their names yet: they are being written, or their processes were killed."""
+        return _num_bytes(self._works())
 
     def _has_room(self, num_bytes: int, log_level: int) -> bool:
         """Whether the cache and its disk have room for about so many bytes; said where they have not."""
@@ -197,10 +209,10 @@ class PackedCache:
             return False
         logger.log(
             log_level,
-            "packed weights are not kept, so the next start packs them again: they take about %.3g GB, and %s has only "
-            "%.1f GB free; make room (forerun models prune), set FORERUN_CACHE to a folder with space, or turn the cache "
+            "packed weights are not kept, so the next start packs them again: they take about %.3g GB beside %.3g that stay "
+            "free, and %s has only %.3g; make room (forerun models prune), set FORERUN_CACHE to a folder with space, or turn the cache "
             "off with %s=0",
-            *(num_bytes / 1e9, folder, free / 1e9, PACKED_CACHE_VARIABLE),
+            *(num_bytes / 1e9, SPARE_BYTES / 1e9, folder, free / 1e9, PACKED_CACHE_VARIABLE),
         )
         return False
 
@@ -255,6 +267,10 @@ def _status(path: Path) -> os.stat_result | None:
     return None
 
 
+def _num_bytes(paths: Iterable[Path]) -> int:
+    return sum(status.st_size for status in map(_status, paths) if status is not None)
+
+
 def _remove(path: Path) -> bool:
     """Remove a file; whether it could be, for another process may have, and each one is tried."""
     with suppress(OSError):
@@ -284,18 +300,24 @@ def _uselessness(path: Path) -> str | None:
 
 
 def _replaces(newest: Path, path: Path) -> bool:
-    """Whether a file is of the same model as the newest, before the model's own files changed."""
+    """Whether a file is of the same model as the newest, before the model's own files or the code changed."""
     try:
         new, old = (read_table(file)["about"]["key"] for file in (newest, path))
-        return bool(new["path"] == old["path"] and new["source"] != old["source"])
+        is_upgraded = new["package"] == old["package"] and new["code"] != old["code"]
+        return bool(new["path"] == old["path"] and (new["source"] != old["source"] or is_upgraded))
     except (OSError, PackedFileError, KeyError):
         return False
 
 
 def _file_name(model: PackedModel, key: Mapping[str, Any]) -> str:
-    name = re.sub(r"[^A-Za-z0-9_.-]", "-", model.path.absolute().name).lstrip(".")[:80]
+    name = re.sub(r"[^A-Za-z0-9_.-]", "-", _place(model.path).name).lstrip(".")[:80]
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
     return f"{name}-{model.format}-{model.level}-{digest}{SUFFIX}"
+
+
+def _place(path: Path) -> Path:
+    """Where a model is, whichever way leads there: a folder, or a file under its own name, the first of its parts."""
+    return path.resolve() if path.is_dir() else path.parent.resolve() / gguf_parts(path)[0].name
 
 
 def _weight_files(path: Path) -> list[Path]:
@@ -320,11 +342,10 @@ def _identity(path: Path) -> dict[str, Any]:
 @cache
 def _code(level: str) -> str:
     """A digest of the code that packs: its version, and names, sizes and times of its files, the built kernels among them."""
-    package = Path(forerun.__file__).parent
     digest = hashlib.sha256(f"{forerun.__version__} {level}".encode())
     for folder in CODE_FOLDERS:
-        for file in sorted((package / folder).rglob("*.*")):
+        for file in sorted((PACKAGE / folder).rglob("*.*")):
             if file.suffix == ".py" or f"libforerun_{level}." in file.name:
                 status = file.stat()
-                digest.update(f"{file.relative_to(package)} {status.st_size} {status.st_mtime_ns}\n".encode())
+                digest.update(f"{file.relative_to(PACKAGE)} {status.st_size} {status.st_mtime_ns}\n".encode())
     return digest.hexdigest()

@@ -272,11 +272,32 @@ def _interleaved(mlp: GatedMLP) -> Linear | BlockLinear:
     bias = None if stored.bias is None else interleave(stored.bias)
     if isinstance(stored, Linear):
         return Linear(interleave(stored.weight), bias)
-    weight = stored.weight.in_one_format() if isinstance(stored.weight, JoinedWeight) else stored.weight
+    weight = _in_one_format(stored.weight) if isinstance(stored.weight, JoinedWeight) else stored.weight
     if isinstance(weight, Tensor):
         return Linear(interleave(weight), bias)
     data = interleave(weight.data)
     return BlockLinear(BlockWeight(format=weight.format, shape=(len(data), weight.shape[1]), data=data), bias)
+
+
+def _in_one_format(joined: JoinedWeight) -> BlockWeight | Tensor:
+    """Gates and ups that are stored in different ways, in one that holds both; said, as it takes more memory."""
+    weight = joined.in_one_format()
+    stored = (
+        part.format if isinstance(part, BlockWeight) else str(part.dtype).removeprefix("torch.")
+        for part in joined.parts
+    )
+    _say_larger(" and ".join(stored), weight.nbytes / math.prod(weight.shape))
+    return weight
+
+
+@cache
+def _say_larger(stored: str, most_bytes: float) -> None:
+    """Say once for each pair of formats that gates and ups may take more memory than in their file."""
+    logger.warning(
+        "gate and up projections of a layer in %s take up to %g bytes a weight, exactly as they are, in a format that holds "
+        "either: the kernels compute both as one matrix",
+        *(stored, most_bytes),
+    )
 
 
 def _stored(product: Product) -> Linear | BlockLinear:

@@ -14,7 +14,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -44,6 +44,7 @@ logger = logging.getLogger(__name__)
 MANIFEST = "manifest.json"
 MANIFEST_FORMAT = 2  # raised when the conversion changes, so that older ones are repeated
 DOWNLOAD_ATTEMPTS = 2
+GGUF_MAGIC = b"GGUF"
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
@@ -326,7 +327,10 @@ def resolve_model(
     if local.is_dir() or (local.is_file() and local.suffix == ".gguf"):
         return local
     if local.is_file():
-        raise ModelError(f"model {name!r} is a file, but not a .gguf; give the folder that holds config.json")
+        remedy = (
+            "rename it, or link to it by such a name" if _is_gguf(local) else "give the folder that holds config.json"
+        )
+        raise ModelError(f"model {name!r} is a file, but its name does not end in .gguf; {remedy}")
     store = store or ModelStore()
     if name in store.known:
         return _ready(name, store)
@@ -343,6 +347,13 @@ def hub_id(name: str) -> str | None:
     """Return the hub repository for which `resolve_model` takes a name, or None where it takes it for anything else."""
     is_local = Path(name).expanduser().exists() or name in KNOWN_MODELS
     return None if is_local or not _HUB_ID.fullmatch(name) else name
+
+
+def _is_gguf(file: Path) -> bool:
+    """Whether a file is GGUF, whatever its name, as in the stores of other programs."""
+    with suppress(OSError), file.open("rb") as stream:
+        return stream.read(len(GGUF_MAGIC)) == GGUF_MAGIC
+    return False
 
 
 def _ready(name: str, store: ModelStore) -> Path:
