@@ -36,7 +36,7 @@ from benchmarks.peers.install import DEFAULT_FOLDER, python_in
 from benchmarks.peers.schedule import turn
 from benchmarks.serving import ServerStartError, is_option
 from forerun.bench.machine import describe_machine
-from forerun.deploy.ray.options import usable_cores
+from forerun.deploy.ray.options import num_processors
 
 PROGRAM = "from forerun.cli.app import program; program()"
 NUM_WARM_REQUESTS, NUM_LATENCIES = 10, 200
@@ -204,7 +204,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    ways = setups(usable_cores())
+    ways = setups(num_processors())
     found = [measure(arguments.model, one) for number in range(arguments.rounds) for one in turn(ways, number)]
     show(found)
     if arguments.json is not None:

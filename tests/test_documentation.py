@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from dataclasses import fields
 from pathlib import Path
@@ -33,6 +34,13 @@ def test_links_lead_somewhere(page):
         linked = (page.parent / target).resolve() if target else page
         assert linked.exists(), f"{page.name}: no {target}"
         assert not anchor or anchor in anchors(linked), f"{page.name}: no {anchor} in {target}"
+
+
+def test_modules_that_are_run_exist():
+    run = {name for page in PAGES for name in re.findall(r"python -m (benchmarks[\w.]*)", page.read_text())}
+    absent = [name for name in run if importlib.util.find_spec(name) is None]
+    assert run
+    assert not absent
 
 
 def names_in_tables(page, heading):

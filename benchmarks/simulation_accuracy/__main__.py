@@ -55,8 +55,8 @@ from forerun.models.store import resolve_model
 from forerun.models.tokenizer import Tokenizer, load_tokenizer
 from forerun.ops.native.library import load_kernels
 from forerun.ops.native.threads import release_cores
-from forerun.plan.profile import Profile, write_json
-from forerun.plan.simulation.profiled import PLAIN, profiled_engine
+from forerun.plan.profile import PLAIN, Profile, write_json
+from forerun.plan.simulation.profiled import profiled_engine
 from forerun.plan.simulation.requests import SimulatedRequest
 
 SUFFIX = {"method": "suffix", "suffix_decoding_max_cached_requests": 0}

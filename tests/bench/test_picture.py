@@ -51,6 +51,7 @@ def comparison():
         all_gigabytes_per_second=[1.0],
         configs={"ngram": {}},
         outcomes=[outcome(kind, name) for kind in ("code", "chat") for name in ("plain", "ngram")],
+        reports={},
     )
 
 

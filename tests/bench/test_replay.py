@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 
@@ -88,6 +90,8 @@ def test_a_replay_has_the_steps_and_drafts_of_the_engine(config):
     assert found.num_steps == engine.num_steps - len(PROMPTS)  # those that read the prompts
     assert (found.num_draft_tokens, found.num_accepted_tokens) == (engine.num_draft_tokens, engine.num_accepted_tokens)
     assert found.reached_per_position == engine.reached_per_position
+    drafted = {name: counts.num_draft_tokens for name, counts in engine.by_drafter.items()}
+    assert {name: counts.num_draft_tokens for name, counts in found.by_drafter.items()} == drafted
 
 
 def test_what_stands_of_a_chain_ends_at_the_first_other_token():
@@ -212,6 +216,25 @@ def test_where_the_time_of_a_pass_is_known_drafting_costs_what_it_takes():
     assert outcome.speed_up == pytest.approx(4 / (4 + 3 / 2))  # of four steps the last asks for no draft
 
 
+def test_a_drafter_that_goes_by_the_clock_sees_steps_that_take_what_they_cost():
+    answer = list(range(1, 90))
+
+    class Slow(Stub):
+        num_asked = 0
+
+        def draft(self, request):
+            Slow.num_asked += 1
+            end = time.thread_time() + 0.001  # a tenth of a pass, and nearly all the time where passes take none
+            while time.thread_time() < end:
+                pass
+            return Draft((answer[len(request.sequence.output_ids)],))
+
+    config = {"method": "auto", "auto_memory": 0, "drafter": {"method": Slow}}
+    recording = Recording(info=INFO, texts=[text(answer)])
+    judge_recording(recording, {"it": config}, PassCosts((1,), (1.0,), seconds=0.01))
+    assert Slow.num_asked > 30  # in some 45 steps, which write two tokens each
+
+
 @pytest.mark.parametrize(
     "config",
     [
@@ -224,14 +247,22 @@ def test_a_drafter_that_computes_with_a_model_is_refused(config):
         judge_recording(Recording(info=INFO, texts=[text([5, 6])]), {"mine": config}, FLAT)
 
 
-def test_a_drafter_that_reads_hidden_states_is_refused():
-    class Reader(Stub):
-        needs = frozenset({"last_hidden"})
+class Reader(Stub):
+    needs = frozenset({"last_hidden"})
 
-    with pytest.raises(ConfigError, match="reads hidden states of the target, which are not recorded"):
-        judge_recording(
-            Recording(info=INFO, texts=[text([5, 6])]), {"it": {"method": Reader, "num_speculative_tokens": 1}}, FLAT
-        )
+
+class Keeper(Stub):
+    kv_bytes_per_block, scratch_bytes, num_scratch_blocks = 64, 0, 0
+
+    def use_kv(self, target_cache, *, num_blocks):
+        raise AssertionError("there is no cache")
+
+
+@pytest.mark.parametrize("drafter", [Reader, Keeper])
+def test_a_drafter_that_reads_hidden_states_or_keeps_kv_is_refused(drafter):
+    config = {"method": drafter, "num_speculative_tokens": 1}
+    with pytest.raises(ConfigError, match=r"^it: the drafter reads hidden states .*, or keeps KV beside its"):
+        judge_recording(Recording(info=INFO, texts=[text([5, 6])]), {"it": config}, FLAT)
 
 
 def test_look_ups_need_no_model_and_heads_do():
@@ -239,6 +270,15 @@ def test_look_ups_need_no_model_and_heads_do():
     assert drafts_from_text({"method": "auto"}, VOCAB_SIZE)
     head = {"method": "eagle3", "model": "no/such", "num_speculative_tokens": 2}
     assert not drafts_from_text(head, VOCAB_SIZE)
+
+
+def test_a_class_that_takes_parts_of_the_model_needs_one():
+    class Takes(Stub):
+        def __init__(self, target):
+            super().__init__(target)
+            self.embed = target.loaded.model.embed
+
+    assert not drafts_from_text({"method": Takes, "num_speculative_tokens": 2}, VOCAB_SIZE)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,8 @@ from forerun.errors import RequestError
 class FakeTokenizer:
     """Every character is a token, its id its code point."""
 
+    has_chat_template = True
+
     def encode(self, text: str) -> list[int]:
         return [ord(char) for char in text]
 

@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 from cyclopts import App
+from rich.console import Console, ConsoleDimensions
 
 import forerun
 from forerun.cli import loading
 from forerun.cli.app import build_app, main
+from forerun.cli.command import examples
 from forerun.errors import ModelError
 from tests.cli.fakes import FakeLoader
 
@@ -94,6 +96,33 @@ def test_every_command_has_help_with_examples(capsys: pytest.CaptureFixture[str]
         assert f"forerun {page}" in capsys.readouterr().out.partition("Examples:")[2]
 
 
+def test_help_breaks_lines_where_the_screen_ends(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wide = ConsoleDimensions(1000, 25)  # so that nothing but the source breaks a line
+    monkeypatch.setattr(Console, "size", property(lambda _console: wide))
+    for page in PAGES:
+        assert main([page, "--help"]) == 0
+        shown = capsys.readouterr().out
+        assert not re.search(r"^│ {8,}\S", shown, re.MULTILINE)
+        assert "[default: ()]" not in shown
+        about, _, _ = shown.partition("╭")
+        assert "\n\n" in about
+        assert not re.search(r"\S\n\S", about.partition("\n\n")[2])
+
+
+def test_examples_of_help_fit_a_terminal_of_80_columns() -> None:
+    app = build_app()
+    shown = {command(app, words).help_epilogue or "" for page in PAGES for words in (page, *PAGES[page])}
+    assert [line for text in shown for line in text.splitlines() if len(line) > 80] == []
+
+
+def test_a_long_example_goes_on_before_an_option() -> None:
+    long = f"  forerun generate m p {'--speculative-config.method suffix ' * 2}-- '--chat'"
+    assert "".join(examples(long).replace("\\\n      ", "").split("Examples:\n")) == long
+    assert examples(long).count("\\\n") == 1
+
+
 def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.strip() == forerun.__version__
@@ -108,8 +137,14 @@ def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
         (["generate", "m", "--", "- a", "--top-k=1"], "--top-k: options go before --; what follows is text"),
         (["generate", "m", "p", "--max-tokns", "5", "--", "q"], "Did you mean --max-tokens?"),
         (["generate", "m", "p", "--top-k", "many"], 'unable to convert "many" into int'),
+        (["generate", "m", "p", "--top-k", "2.5"], "--top-k: got 2.5; must be a whole number"),
+        (["generate", "m", "p", "--max-tokens", "1.0e400"], "--max-tokens: got 1.0e400; must be a whole number"),
         (["generate", "m", "p", "--temperature", "-1"], "temperature: got -1.0; must be from 0 (greedy) to 1e6"),
         (["generate", "m"], "PROMPT is missing"),
+        (
+            ["generate", "m", "hello", "big", "world"],
+            "got big world beyond what the command takes; leave it out, or put a text of several words in quotes",
+        ),
         (["generate", "m", "p", "-"], "PROMPT and - are both given"),
         (["generate"], "MODEL"),
         (["models", "path", "smollm"], "did you mean 'smollm2-135m'?"),

@@ -51,6 +51,12 @@ def run(folder, capsys):
     return run
 
 
+@pytest.mark.parametrize("measured", [LATENCY, THROUGHPUT])
+def test_what_is_measured_takes_no_users_place_in_the_pools(run, tmp_path, measured):
+    run(*measured, "--pools-folder", str(tmp_path), "--speculative-config.method", "recycle")
+    assert not list(tmp_path.iterdir())
+
+
 def test_curve_shows_a_row_per_shape(run):
     shown = run(*CURVE)
     rows = [[cell.strip() for cell in line.split("│")[1:4]] for line in shown.splitlines() if line.startswith("│")]

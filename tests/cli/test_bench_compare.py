@@ -63,6 +63,14 @@ def test_compare_says_what_each_of_several_drafters_earned(compare, tmp_path):
     assert any(line.startswith("copy ") for line in lines)
 
 
+def test_compare_says_what_a_choice_of_lengths_was_worth(compare, tmp_path):
+    (tmp_path / "configs.yaml").write_text("chosen: auto\nngram: {method: ngram, num_speculative_tokens: 3}\n")
+    shown = " ".join(compare(prompts=()).split())
+    assert re.findall(r"(\w+): Estimated generation throughput: [\d.]+ tokens/s with drafts", shown) == ["chosen"]
+    assert "Regret against" in shown
+    assert json.loads(compare("--json", prompts=()))["reports"]["chosen"].keys() >= {"regret", "best_static_length"}
+
+
 def test_compare_json_is_one_line_with_every_outcome(compare):
     (line,) = compare("--json").splitlines()
     report = json.loads(line)

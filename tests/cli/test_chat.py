@@ -12,7 +12,7 @@ from forerun.cli.chat import Conversation
 from forerun.core.draft import Draft
 from forerun.core.sampling_params import SamplingParams
 from forerun.errors import DeviceLostError
-from tests.cli.fakes import FakeLLM, FakeLoader
+from tests.cli.fakes import FakeLLM, FakeLoader, FakeTokenizer
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=20)
 
@@ -168,3 +168,11 @@ def test_command_reads_standard_input(loader: FakeLoader, monkeypatch: pytest.Mo
     monkeypatch.setattr("builtins.input", lambda prompt: typed(["/exit"])())
     assert main(["chat", "m", "--system", "Be brief.", "--max-tokens", "5"]) == 0
     assert loader.models == ["m"]
+
+
+def test_a_model_that_cannot_be_asked_is_named_before_the_first_question(
+    loader: FakeLoader, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakeTokenizer, "has_chat_template", False)
+    assert main(["chat", "m"]) == 2
+    assert capsys.readouterr().err.startswith("error: m: has no chat template, ")

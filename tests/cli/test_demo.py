@@ -49,6 +49,14 @@ def test_plain_run_has_speculation_off_and_drafted_run_has_not(loader: FakeLoade
     assert [params.speculation for params in loader.llm.params] == ["off", None, "off", None]
 
 
+def test_an_answer_of_no_tokens_is_refused_before_a_model_is_loaded(
+    loader: FakeLoader, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["demo", "--max-tokens", "0"]) == 2
+    assert capsys.readouterr().err == "error: --max-tokens: got 0; must be 1 or more\n"
+    assert loader.models == []
+
+
 def test_warm_up_is_short(loader: FakeLoader) -> None:
     main(["demo", "--max-tokens", "99"])
     assert [params.max_tokens for params in loader.llm.params] == [WARM_UP_TOKENS, WARM_UP_TOKENS, 99, 99]

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from forerun.cli.app import main
-from tests.cli.fakes import FakeLoader
+from tests.cli.fakes import FakeLoader, FakeTokenizer
 
 
 def test_text_goes_to_stdout_alone(loader: FakeLoader, capsys: pytest.CaptureFixture[str]) -> None:
@@ -71,3 +71,12 @@ def test_request_that_failed_while_running_is_an_error(loader: FakeLoader, capsy
     loader.llm.finish_reason, loader.llm.stop_reason = "error", "a logits processor raised"
     assert main(["generate", "m", "p", "--no-stream"]) == 2
     assert "a logits processor raised" in capsys.readouterr().err
+
+
+def test_chat_with_a_model_that_cannot_be_asked_is_refused(
+    loader: FakeLoader, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakeTokenizer, "has_chat_template", False)
+    assert main(["generate", "m", "hello"]) == 0
+    assert main(["generate", "m", "hello", "--chat"]) == 2
+    assert capsys.readouterr().err.startswith("error: --chat: m has no chat template, ")

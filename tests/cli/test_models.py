@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 
@@ -104,6 +105,27 @@ def test_prune_says_what_it_removes_and_why(packed: Path, capsys: pytest.Capture
     first, last = capsys.readouterr().out.splitlines()
     assert first.startswith(f"{packed.name}: 7 bytes removed; it is damaged")
     assert last == f"0 bytes of packed weights are left in {packed.parent}"
+
+
+def test_prune_says_what_is_left_unfinished(packed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (packed.parent / f".{packed.name}.0123").write_bytes(b"half")
+    assert main(["models", "prune"]) == 0
+    left, unfinished = capsys.readouterr().out.splitlines()[-2:]
+    assert left.startswith("4 bytes of packed weights are left")
+    assert unfinished.startswith("4 bytes of them are being written now, or go an hour after")
+
+
+def test_packed_weights_that_may_not_be_removed_are_named_with_what_to_do(
+    packed: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, missing_ok: bool) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    assert main(["models", "prune"]) == 2
+    said = capsys.readouterr().err
+    assert f"cannot be removed ([Errno 13] Permission denied: '{packed}')" in said
+    assert f"run this as a user who may write to {packed.parent}" in said
 
 
 @pytest.mark.parametrize("below", ["", "cache"])

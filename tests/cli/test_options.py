@@ -62,6 +62,8 @@ def test_json_object_keeps_its_types(loader: FakeLoader) -> None:
         ([FLAG, "{method"], "not JSON"),
         ([FLAG, "[1]"], "must be a JSON object"),
         ([FLAG, '{"a-b": 1, "a_b": 2}'], "'a_b' is given twice"),
+        ([FLAG, '{"a": 1, "a": 2}'], "'a' is given twice"),
+        ([f"{FLAG}.a", '{"b": {"c": 1, "c": 2}}'], "'c' is given twice"),
         (
             [f"{FLAG}.method", "ngram", f"{FLAG}.method", "suffix"],
             "--speculative-config.method specified multiple times",

@@ -23,6 +23,11 @@ def test_brackets_and_colons_are_shown_as_they_are(capsys: pytest.CaptureFixture
     assert capsys.readouterr().out.count(ODD) == 4
 
 
+def test_a_file_has_room_for_wide_tables(capsys: pytest.CaptureFixture[str]) -> None:
+    plain_console().print("wide " * 22)
+    assert capsys.readouterr().out == "wide " * 22 + "\n"
+
+
 def test_no_command_has_a_console_of_its_own() -> None:
     folder = Path(output.__file__).parent
     assert [path.name for path in folder.glob("*.py") if "Console(" in path.read_text()] == ["output.py"]

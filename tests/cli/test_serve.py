@@ -186,7 +186,10 @@ def test_speculation_may_be_given_in_the_environment(started: SimpleNamespace, m
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("prot: 8001\n", "prot"),
+        ("prot: 8001\n", "unknown key 'prot'; did you mean 'port'?"),
+        ("config: other.yaml\n", "unknown key 'config'"),
+        ("chat: 1\n", "unknown key 'chat'"),  # a command's name
+        ("port: 1.5\n", "--port: got 1.5; must be a whole number"),
         ("- port\n", "holds no options"),
         ("port: many\n", "many"),
         ("port: 1\nport: 2\n", "twice"),

@@ -160,7 +160,9 @@ def test_the_options_that_a_card_and_the_help_name_draft(tmp_path: Path, capsys:
     card = model_card(target="small", command="forerun train small", facts={}, measured=None)
     (of_card,) = re.findall("`(--speculative-config[^`]*)`", card)
     assert main(["train", "--help"]) == 0
-    (of_help,) = re.findall("--speculative-config '[^']*'", " ".join(capsys.readouterr().out.split()))
+    (of_help,) = re.findall(
+        "--speculative-config '[^']*'", " ".join(capsys.readouterr().out.replace("\\\n", "").split())
+    )
     for options in (of_card.replace("FOLDER", folder), of_help.replace('"head"', json.dumps(folder))):
         text = ["generate", str(chat_model_folder()), "Hello", "--max-tokens", "8", "--json"]
         assert main([*text, *shlex.split(options)]) == 0

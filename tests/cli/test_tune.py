@@ -199,6 +199,10 @@ def test_what_cannot_be_is_refused_before_anything_is_measured(tune, tmp_path, o
     assert not (tmp_path / "tuned" / "recording.jsonl.gz").exists()
 
 
+def test_a_format_of_weights_that_there_is_not_is_refused_before_any_time_is_estimated(tune):
+    assert tune("--try-quantization", "int5", code=2).err.startswith("error: quantization: got 'int5'")
+
+
 def test_a_drafter_that_cannot_be_made_is_named_before_anything_is_measured(tune, tmp_path):
     (tmp_path / "configs.yaml").write_text(
         CONFIGS + "gone: {method: draft_model, model: no/such, num_speculative_tokens: 2}"

@@ -42,6 +42,12 @@ def test_key_heads_that_two_processes_hold_take_their_memory_twice():
     assert plan_kv(settings, model, drafter, num_kv_heads=2 * heads).num_blocks == alone // 2
 
 
+def test_too_few_blocks_that_are_given_are_to_be_raised():
+    settings = EngineSettings(model="tiny", num_gpu_blocks_override=2, max_model_len=64)
+    with pytest.raises(MemoryBudgetError, match="lower max_model_len or raise num_gpu_blocks_override"):
+        plan_kv(settings, tiny_target().model, Stub(target=None))
+
+
 class DraftsOnTheSide(Stub):
     """Writes its drafts to a mebibyte of its own."""
 

@@ -118,12 +118,12 @@ def test_a_wrong_config_is_refused_with_what_to_write(given, hint):
 def test_schedule_keeps_the_last_k_in_gaps_and_past_its_end():
     schedule = [[1, 2, 5], [5, 8, 2], [9, 9, 0]]
     control = resolve_speculative(NGRAM | {"num_speculative_tokens_per_batch_size": schedule}).control()
-    assert [control.tokens_at(size) for size in (1, 2, 3, 5, 8, 9, 40)] == [5, 5, 5, 2, 2, 0, 0]
+    assert [control.draft_limit(size) for size in (1, 2, 3, 5, 8, 9, 40)] == [5, 5, 5, 2, 2, 0, 0]
 
 
 def test_schedule_is_capped_by_num_speculative_tokens():
     control = resolve_speculative(NGRAM | {"num_speculative_tokens_per_batch_size": [[1, 4, 50]]}).control()
-    assert control.tokens_at(1) == 5
+    assert control.draft_limit(1) == 5
 
 
 def test_older_arguments_work_and_warn_with_the_new_form():

@@ -81,6 +81,14 @@ def test_it_is_drafted_first_whatever_the_method(case):
     assert_nothing_is_held(llm)
 
 
+def test_it_is_drafted_too_where_other_drafts_have_not_paid_and_pause():
+    llm = tiny_llm(CASES["auto"])
+    llm.engine.parts.control._pause.num_left = 1000
+    outputs = llm.generate(PROMPTS[:COUNT], predicting("greedy", "right"), use_tqdm=False)
+    assert tokens_of(outputs) == plainly("greedy")
+    assert llm.stats.speculation.by_drafter["prediction"].num_accepted_tokens > 5 * COUNT
+
+
 def test_a_right_prediction_is_accepted_to_its_end():
     outputs = tiny_llm(NGRAM).generate(PROMPTS[:COUNT], predicting("greedy", "right"), use_tqdm=False)
     for output in outputs:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from forerun.core.batch import CandidateArrays, CandidateTensors
-from forerun.core.numbers import address_of, as_numpy
+from forerun.core.host_arrays import address_of, as_numpy
 
 IDS, LOGITS = [[5, 1, 7], [2, 9, 0]], [[3.5, 2.0, 1.25], [0.5, -1.0, -2.0]]
 

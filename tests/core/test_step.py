@@ -8,6 +8,8 @@ import sys
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from forerun.core.draft import NO_DRAFT, Draft
 from forerun.core.sampling_params import SamplingParams
@@ -92,6 +94,16 @@ def test_a_sequence_ends_at_its_length_or_at_a_stop_token_past_min_tokens(num_ou
         seq_id=0, prompt_ids=[1, 2], sampling=sampling, seed=0, max_length=6, stop_token_ids=frozenset({7})
     )
     assert spec.ends(num_output, token_id) == ends
+
+
+@given(st.integers(0, 5), st.lists(st.integers(6, 8), min_size=1, max_size=4), st.integers(0, 4))
+def test_a_quick_look_misses_no_end(num_output, token_ids, min_tokens):
+    sampling = SamplingParams(min_tokens=min_tokens, max_tokens=6)
+    spec = SequenceSpec(
+        seq_id=0, prompt_ids=[1, 2], sampling=sampling, seed=0, max_length=8, stop_token_ids=frozenset({7})
+    )
+    ends = any(spec.ends(num_output + i, token_id) for i, token_id in enumerate(token_ids, 1))
+    assert spec.may_end(num_output, token_ids) or not ends
 
 
 def test_engine_and_plan_need_no_torch():

@@ -54,6 +54,7 @@ def test_it_says_what_it_uses_and_why_not_the_rest():
 def test_without_memory_it_copies_from_the_text_alone():
     found = choices({"method": "auto", "auto_memory": 0})
     assert [method for method, choice in found.items() if choice.is_used] == ["copy"]
+    assert found["recycle"].why.endswith("auto_memory leaves no room for it")
     llm = tiny_llm({"method": "auto", "auto_memory": 0})
     llm.generate(PROMPT, SamplingParams(max_tokens=8), use_tqdm=False)
     lookup = llm.executor.drafting.drafter.lookup
@@ -64,6 +65,11 @@ def test_without_memory_it_copies_from_the_text_alone():
 def test_a_drafter_of_the_users_own_is_used():
     found = choices({"method": "auto", "drafter": {"method": "draft_model", "model": "tiny"}})
     assert found["draft_model"].is_used
+
+
+def test_a_drafter_that_is_no_dict_is_refused_by_its_key():
+    with pytest.raises(ConfigError, match="drafter: got 'eagle3'; must be a dict such as"):
+        resolve_speculative({"method": "auto", "drafter": "eagle3"})
 
 
 @pytest.mark.parametrize("method", ["medusa", "mlp_speculator", "ngram"])
@@ -166,14 +172,18 @@ def test_the_memory_that_it_says_the_target_needs_is_enough(folder):
 
 
 @needs_kernels
-def test_a_drafter_that_auto_finds_and_the_tables_share_the_memory(folder):
+def test_a_drafter_that_auto_finds_and_the_tables_share_the_memory_and_it_says_how_much_is_whose(folder):
     llm = auto(folder, auto_memory=1)
-    chosen = {choice.method: choice for choice in llm.drafter_choices()}["self"]
+    found = {choice.method: choice for choice in llm.drafter_choices()}
+    chosen = found["self"]
     drafter = llm.executor.drafting.drafter
     budget = llm.executor.model.weight_bytes
     assert chosen.num_bytes > 0
     assert chosen.num_bytes + drafter.lookup.table.max_bytes + drafter.lookup.past_answers.max_bytes <= budget
     assert drafter.lookup.table.max_bytes == (budget - chosen.num_bytes) // 2
+    said = f", in at most {drafter.lookup.table.max_bytes / 1e6:.3g} MB"
+    assert found["pool"].why.endswith(said)
+    assert found["recycle"].why.endswith(said)
 
 
 @needs_kernels

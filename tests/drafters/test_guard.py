@@ -67,6 +67,42 @@ def test_one_draft_in_place_of_a_list_of_one_is_a_failure_of_that_call():
     assert guarded.num_failures == 1
 
 
+def test_drafts_stay_with_their_sequences_where_a_drafter_sorts_its_requests(caplog):
+    drafter = Fragile()
+
+    def propose(context):
+        context.requests.sort(key=lambda request: -request.sequence.seq_id)
+        return [Draft((request.sequence.seq_id,)) for request in context.requests]
+
+    drafter.propose = propose
+    _, drafts = started(GuardedDrafter(drafter, vocab_size=VOCAB_SIZE), 1, 2)
+    assert drafts() == [NO_DRAFT, NO_DRAFT]
+    assert "has no attribute 'sort'" in caplog.text
+
+
+def test_a_text_that_a_drafter_has_drafted_into_is_cut_back_and_the_draft_dropped(caplog):
+    drafter = Fragile()
+
+    def propose(context):
+        path = context.requests[0].sequence.output_ids
+        path += [3, 4]
+        return [Draft(tuple(path)), Draft((5,))]
+
+    drafter.propose = propose
+    sequences, drafts = started(GuardedDrafter(drafter, vocab_size=VOCAB_SIZE), 1, 2)
+    assert drafts() == [NO_DRAFT, NO_DRAFT]
+    assert [one.tokens_from(0) for one in sequences] == [[1, 2], [1, 2]]
+    assert "propose changed the output_ids of a sequence" in caplog.text
+
+
+def test_what_else_an_empty_draft_says_goes_no_further():
+    drafter = Fragile()
+    drafter.propose = lambda _: [Draft((), (-1,), source=["me"]), Draft((), survival=0, sources=3)]
+    guarded = GuardedDrafter(drafter, vocab_size=VOCAB_SIZE, source="fragile")
+    _, drafts = started(guarded, 1, 2)
+    assert all(draft is NO_DRAFT for draft in drafts())
+
+
 def test_a_sequence_that_cannot_be_started_costs_the_others_no_drafts_and_is_tried_again():
     drafter = Fragile()
     drafter.refused = {2}
@@ -125,6 +161,8 @@ def test_a_sequence_is_started_once_however_often_the_engine_says_so():
         Draft((1,), None, torch.ones(1, 7)),
         Draft((1,), None, torch.full((1, 7), 1 / 7), survival=(0.5,)),
         Draft((1,), None, torch.tensor([[2.0, -1.0, 0, 0, 0, 0, 0]])),
+        Draft((1,), None, torch.tensor([[1.0, 0, 0, 0, 0, 0, 0]])),
+        Draft((1,), None, torch.full((1, 7), 1 / 7).numpy()),
         Draft((1,), None, torch.tensor([[1.0, math.nan, 0, 0, 0, 0, 0]])),
         Draft((1,), None, torch.tensor([[1.0, -math.inf, 0, 0, 0, 0, 0]])),
         Draft((1,), source=["me"]),

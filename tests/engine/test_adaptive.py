@@ -301,6 +301,18 @@ def test_drafting_pauses_where_it_does_not_pay_beside_prompts_too_and_is_tried_a
     assert control.draft_limit(1) == 8
 
 
+def test_a_pause_is_none_for_a_text_with_a_prediction():
+    control = AdaptiveLength(8)
+    for _ in range(NUM_FIRST_STEPS + AVERAGED_OVER + 1):
+        control.observe(record(num_accepted=0, draft_seconds=0.001))
+    assert control.draft_limit(1) == 0
+    assert control.limit_of(SpeculationStats(), 0, verifying=NO_DRAFT) == 0
+    assert control.limit_of(SpeculationStats(), 0, verifying=NO_DRAFT, has_prediction=True) == 8
+    dear = AdaptiveLength(8, costs=straight(0.0, 1.0))
+    assert dear.draft_limit(1) == 0
+    assert dear.limit_of(SpeculationStats(), 0, verifying=NO_DRAFT, has_prediction=True) == 0
+
+
 def test_no_rows_are_tried_beside_prompts_as_such_a_step_teaches_nothing():
     control = AdaptiveLength(8, costs=straight(1.0, 0.001))
     for _ in range(100):
@@ -316,7 +328,7 @@ def test_no_rows_are_tried_beside_prompts_as_such_a_step_teaches_nothing():
 
 def test_each_sequence_is_drafted_for_by_what_its_own_drafts_have_come_to():
     class ThreeDrafts(FixedLength):
-        def limit_of(self, sequence, limit, *, verifying):
+        def limit_of(self, sequence, limit, *, verifying, has_prediction):
             return limit if sequence.num_drafts + bool(verifying.token_ids) < 3 else 0
 
     engine = simulated_engine(rates=(0.5,), num_blocks=10000, max_model_len=512)
@@ -353,6 +365,15 @@ def write_steps(control, *, chances, num_stood, num_steps=400):
             )
         )
     return control.report()
+
+
+def test_what_interrupts_a_step_is_held_against_no_draft():
+    control, nothing = AdaptiveLength(8), record(num_accepted=0, draft_seconds=0.0, num_drafted=0)
+    for number in range(2000):
+        control.choose([draft_of([0.02])], num_rows=1, num_sequences=1, num_context_tokens=100)
+        control.observe(replace(nothing, times=StepTimes(forward=0.1 if number % 50 == 9 else 0.005, num_steps=1)))
+    report = control.report()
+    assert report.tokens_per_second == pytest.approx(report.plain_tokens_per_second, rel=0.02)
 
 
 def test_drafts_that_never_stand_are_regretted():

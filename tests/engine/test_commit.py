@@ -6,7 +6,7 @@ import pytest
 
 from forerun.core.draft import Draft
 from forerun.core.outputs import Origin
-from forerun.core.step import PlannedSequence, SequenceResult
+from forerun.core.step import PlannedSequence, SequenceResult, SequenceSpec
 from forerun.engine.commit import commit
 from forerun.engine.text import CompletionText
 from forerun.kv.block_pool import BlockPool
@@ -108,6 +108,17 @@ def test_what_follows_the_end_inside_an_accepted_run_is_cut(settings, kept_ids, 
     assert len(done.origins) == len(kept_ids)
     assert (generation.finish_reason, generation.stop_reason) == reason
     assert generation.table.num_computed == 5 + len(kept_ids)
+
+
+@pytest.mark.parametrize("accepted", [(), (0, 1), (0, 1, 2)])
+def test_tokens_that_cannot_end_a_text_are_appended_at_once_as_they_are_one_by_one(accepted, monkeypatch):
+    found = []
+    for may_end in (False, True):
+        monkeypatch.setattr(SequenceSpec, "may_end", lambda *_, quick_look=may_end: quick_look)
+        done, generation = commit_result(judged(accepted, 7), stop_tokens={50: 50})
+        found.append((done.token_ids, done.origins, generation.output_ids, generation.finish_reason, generation.stats))
+    assert found[0] == found[1]
+    assert len(found[0][0]) == 1 + len(accepted)
 
 
 def test_drafts_are_measured_by_what_was_accepted_before_the_cut():

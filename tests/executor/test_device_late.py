@@ -75,6 +75,28 @@ def test_nothing_is_read_before_the_next_step_is_begun(config, monkeypatch):
         assert events.index(("begun", number + 1)) < events.index(("read", number))
 
 
+def layout_of(step):
+    """All of a settled step but the tokens of its rows, which nobody asks for."""
+    rows, sequences = step.rows, [(one.start, one.num_tail, one.num_draft, one.reaches_end) for one in step.sequences]
+    return sequences, step.drafts, rows.positions, rows.slots, rows.logits_rows, rows.first_rows, rows.first_logits
+
+
+def test_steps_without_drafts_are_settled_as_if_their_rows_were_laid_out_again(monkeypatch):
+    llm, compared = late_llm(), []
+    settle_quickly = llm.executor._settle_computed
+
+    def settled_twice(plan, states):
+        found = settle_quickly(plan, states)
+        is_quick = plan.is_pending and found.rows is plan.rows
+        compared.append((is_quick, layout_of(found), layout_of(llm.executor._settle(plan, states))))
+        return found
+
+    monkeypatch.setattr(llm.executor, "_settle_computed", settled_twice)
+    assert tokens(llm, GREEDY) == tokens(tiny_llm(), GREEDY)
+    assert any(is_quick for is_quick, _, _ in compared)
+    assert all(quickly == anew for _, quickly, anew in compared)
+
+
 @pytest.mark.parametrize(
     ("config", "sampling"),
     [

@@ -136,6 +136,9 @@ class Learner(Stub):
     def draft(self, _request):
         return NO_DRAFT
 
+    def learn(self, rows):
+        """Nothing."""
+
 
 def test_a_pass_finds_as_many_candidates_as_the_drafter_learns_from():
     assert asked_candidates(tiny_llm({"method": Learner, "num_speculative_tokens": 2})) == {(5, 5)}

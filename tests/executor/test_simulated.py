@@ -118,7 +118,7 @@ def test_what_a_control_reports_is_in_the_engines_state_and_metrics():
     control = Reporting(num_speculative_tokens=4)
     engine = Engine(replace(engine.parts, control=control), clock=engine._clock)
     assert engine.snapshot().state.report == control.report()
-    values = {metric.name: metric.value for metric in engine.metrics() if isinstance(metric, Gauge)}
+    values = {metric.name: metric.value for metric in engine.snapshot().metrics() if isinstance(metric, Gauge)}
     assert values["forerun:spec_decode_tokens_per_second"] == 30.0
 
 

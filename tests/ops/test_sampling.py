@@ -9,7 +9,7 @@ import torch
 from forerun.core.random_bits import Stream
 from forerun.core.sampling_params import SamplingParams
 from forerun.errors import ModelError, RequestError
-from forerun.ops.sampling import SamplingRules, draw_token, target_probs, target_token, token_logprobs
+from forerun.ops.sampling import SamplingRules, draw_token, target_probs, target_tokens, token_logprobs
 
 VOCAB_SIZE = 8
 ROW = torch.tensor([0.5, 3.0, -1.0, 2.0, 2.5, 0.0, -2.0, 1.0])
@@ -35,12 +35,22 @@ class OddAndEven:
         return allowed
 
 
+def shaped_by(rules, output_ids=(), path=()):
+    """The logits of ROW that the rules leave to draw from, after the last of them."""
+    kept = rules.kept(ROW, list(output_ids), path)
+    return torch.from_numpy(kept.spread(kept.logits, vocab_size=VOCAB_SIZE, fill=-math.inf))
+
+
+def target_token(*given, seed, position):
+    return target_tokens(*given, seed=seed, position=position, count=1)[0]
+
+
 def forbidden(shaped):
     return [token_id for token_id, logit in enumerate(shaped.tolist()) if logit == -math.inf]
 
 
 def test_allowed_token_ids_forbid_all_others():
-    assert forbidden(rules_of(allowed_token_ids=[1, 3, 3]).shape(ROW, [])) == [0, 2, 4, 5, 6, 7]
+    assert forbidden(shaped_by(rules_of(allowed_token_ids=[1, 3, 3]))) == [0, 2, 4, 5, 6, 7]
 
 
 def test_all_texts_of_a_request_share_its_allowed_token_ids():
@@ -55,27 +65,27 @@ def test_all_texts_of_a_request_share_its_allowed_token_ids():
     [([], (), []), ([4], (), []), ([4, 5], (), [6]), ([4], (5,), [6]), ([], (4, 5), [6]), ([5, 4], (), [])],
 )
 def test_the_last_token_of_a_bad_word_is_forbidden_after_the_others(output_ids, path, expected):
-    assert forbidden(rules_of(bad_words_ids=[[4, 5, 6]]).shape(ROW, output_ids, path)) == expected
+    assert forbidden(shaped_by(rules_of(bad_words_ids=[[4, 5, 6]]), output_ids, path)) == expected
 
 
 def test_a_bad_word_of_one_token_is_always_forbidden():
-    assert forbidden(rules_of(bad_words_ids=[[4, 5], [2]]).shape(ROW, [])) == [2]
+    assert forbidden(shaped_by(rules_of(bad_words_ids=[[4, 5], [2]]))) == [2]
 
 
 def test_a_bad_word_is_not_matched_against_the_prompt():
-    assert forbidden(rules_of(prompt_ids=[4], bad_words_ids=[[4, 5]]).shape(ROW, [])) == []
+    assert forbidden(shaped_by(rules_of(prompt_ids=[4], bad_words_ids=[[4, 5]]))) == []
 
 
 @pytest.mark.parametrize(("num_path", "expected"), [(0, [6, 7]), (1, [6, 7]), (2, []), (3, [])])
 @pytest.mark.parametrize("others", [{}, {"logit_bias": {0: 1.0}}], ids=["alone", "with another rule"])
 def test_min_tokens_forbid_stop_tokens_until_enough_with_the_path(num_path, expected, others):
     rules = rules_of(min_tokens=3, stop_ids=frozenset({6, 7}), **others)
-    assert forbidden(rules.shape(ROW, [1], [1] * num_path)) == expected
+    assert forbidden(shaped_by(rules, [1], [1] * num_path)) == expected
 
 
 def test_logit_bias_is_added():
-    shaped = rules_of(temperature=0, logit_bias={2: 10.0, 1: -math.inf}).shape(ROW, [])
-    assert shaped[[1, 2]].tolist() == [-math.inf, 9.0]
+    edited = rules_of(temperature=0, logit_bias={2: 10.0, 1: -math.inf}).edited(ROW, [], ())
+    assert edited[[1, 2]].tolist() == [-math.inf, 9.0]
 
 
 def test_penalties_act_after_bias_and_processors():
@@ -86,7 +96,7 @@ def test_penalties_act_after_bias_and_processors():
         logit_bias={1: 1.0},
         logits_processors=[lambda output_ids, logits: logits + 1.0],
     )
-    assert rules.shape(ROW, [])[1] == (3.0 + 1.0 + 1.0) / 2.0
+    assert rules.edited(ROW, [], ())[1] == (3.0 + 1.0 + 1.0) / 2.0
 
 
 def test_processors_see_output_and_path_and_what_came_before():
@@ -96,18 +106,18 @@ def test_processors_see_output_and_path_and_what_came_before():
         seen.append((output_ids, logits[1].item()))
         return logits
 
-    rules_of(temperature=0, logit_bias={1: 1.0}, logits_processors=[note]).shape(ROW, [3], [4, 5])
+    rules_of(temperature=0, logit_bias={1: 1.0}, logits_processors=[note]).kept(ROW, [3], [4, 5])
     assert seen == [([3, 4, 5], 4.0)]
 
 
 def test_temperature_divides_before_min_p_top_k_and_top_p():
     # At temperature 2 the likeliest three have probabilities in ratio 1 : exp(-0.25) : exp(-0.5).
-    assert forbidden(rules_of(temperature=2.0, min_p=0.6).shape(ROW, [])) == [0, 2, 5, 6, 7]
-    assert forbidden(rules_of(temperature=1.0, min_p=0.6).shape(ROW, [])) == [0, 2, 3, 5, 6, 7]
+    assert forbidden(shaped_by(rules_of(temperature=2.0, min_p=0.6))) == [0, 2, 5, 6, 7]
+    assert forbidden(shaped_by(rules_of(temperature=1.0, min_p=0.6))) == [0, 2, 3, 5, 6, 7]
 
 
 def test_top_k_of_minus_one_keeps_everything():
-    assert forbidden(rules_of(top_k=-1).shape(ROW, [])) == []
+    assert forbidden(shaped_by(rules_of(top_k=-1))) == []
 
 
 EVERY_RULE = {
@@ -128,7 +138,6 @@ EVERY_RULE = {
 def test_the_row_is_never_changed(params):
     row = ROW.clone()
     rules = rules_of(stop_ids=frozenset({6}), bad_words_ids=[[3]], **params)
-    rules.shape(row, [1], [4])
     target_probs(rules, row, [1], [4])
     target_token(rules, row, [1], [4], seed=0, position=3)
     assert torch.equal(row, ROW)
@@ -177,7 +186,7 @@ def test_a_grammar_is_obeyed_whatever_other_rules_add():
 
 
 def test_a_grammar_leaves_few_candidates():
-    assert rules_of(grammar=OddAndEven()).candidates(ROW, [4]).token_ids.tolist() == [1, 3, 5]
+    assert rules_of(grammar=OddAndEven()).kept(ROW, [4]).token_ids.tolist() == [1, 3, 5]
 
 
 @pytest.mark.parametrize(
@@ -200,7 +209,7 @@ def test_target_probs_of_a_greedy_request_are_one_hot():
 
 def test_target_probs_are_the_softmax_of_the_shaped_row():
     rules = rules_of(temperature=0.5, top_k=3)
-    assert torch.allclose(target_probs(rules, ROW, []), rules.shape(ROW, []).softmax(-1))
+    assert torch.allclose(target_probs(rules, ROW, []), shaped_by(rules).softmax(-1))
 
 
 @pytest.mark.parametrize("temperature", [2e-5, 1e6])
@@ -230,7 +239,7 @@ def test_the_same_seed_and_position_give_the_same_token():
 
 def test_narrowing_the_candidates_does_not_change_a_token_that_survives():
     wide, narrow = rules_of(), rules_of(top_k=4)
-    surviving = set(narrow.candidates(ROW, []).token_ids.tolist())
+    surviving = set(narrow.kept(ROW, []).token_ids.tolist())
     for position in range(100):
         token_id = target_token(wide, ROW, [], seed=0, position=position)
         if token_id in surviving:

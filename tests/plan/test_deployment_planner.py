@@ -25,7 +25,6 @@ from forerun.plan.deployment_planner import (
     speculative_config,
     with_running,
 )
-from forerun.plan.draft_lengths import FREE
 from forerun.plan.drafting_choices import speculations
 from forerun.plan.fleet_plan import FleetSearch
 from forerun.plan.load import Load
@@ -34,6 +33,7 @@ from forerun.plan.simulation.profiled import profiled_engine
 from forerun.plan.simulation.requests import synthetic_requests
 from forerun.plan.simulation.result import SimulationResult
 from forerun.plan.sla import Sla
+from forerun.plan.step_times import FREE_DRAFTING
 from tests.plan.profiles import TREE, TREE_CONFIGS, fake_profile, tree_profile
 
 LOAD, SLA = Load(rate=50, isl=200, osl=60), Sla(ttft=0.5, tpot=0.02)
@@ -181,7 +181,9 @@ def test_a_tree_that_is_a_chain_is_left_room_for_too(profile: Profile) -> None:
     """Of which the third token never stood, so that nothing is known beyond the second."""
     chain = {"method": "eagle3", "model": "some/head", "draft_tree": [1, 1, 1], "num_speculative_tokens": 3}
     acceptance = {"head": AcceptanceProfile(method="eagle3", conditional=(0.8, 0.7))}
-    plain = replace(profile, configs={"head": chain}, acceptance=acceptance, traces={}, drafting={"head": FREE})
+    plain = replace(
+        profile, configs={"head": chain}, acceptance=acceptance, traces={}, drafting={"head": FREE_DRAFTING}
+    )
     plan, _ = plan_deployment(plain, Load(rate=2.0, isl=100, osl=60), EASY, ALONE)
     assert plan.speculative_config is not None
     assert resolve_speculative(plan.speculative_config).num_speculative_tokens == 3

@@ -14,6 +14,7 @@ from forerun.plan.draft_lengths import (
     StepTable,
     as_schedule,
     best_lengths,
+    chain_yields,
     fixed_lengths,
     steady_lengths,
     step_table,
@@ -106,7 +107,7 @@ def test_a_schedule_is_read_by_the_engine_as_it_was_planned(lengths: list[int]) 
     assert schedule[0][0] == 1
     assert schedule[-1][1] == len(lengths)
     control = FixedLength(num_speculative_tokens=8, schedule=schedule)
-    assert [control.tokens_at(size) for size in range(1, len(lengths) + 1)] == lengths
+    assert [control.draft_limit(size) for size in range(1, len(lengths) + 1)] == lengths
 
 
 def test_one_length_is_one_entry() -> None:
@@ -114,19 +115,17 @@ def test_one_length_is_one_entry() -> None:
     assert MIN_GAIN == 0.03
 
 
-@pytest.mark.parametrize("length", [0, 3])
-def test_drafts_deeper_than_measured_are_refused(length: int) -> None:
+def test_drafts_deeper_than_measured_are_refused() -> None:
     acceptance = AcceptanceProfile(method="suffix", conditional=(0.5, 0.5))
-    with pytest.raises(ConfigError, match="must be from 1 to 2: profile deeper drafts"):
-        Speculation(name="suffix", acceptance=acceptance, max_draft_tokens=length)
+    with pytest.raises(ConfigError, match="must be from 0 to 2, the places that are known: profile longer drafts"):
+        chain_yields(acceptance, 3)
 
 
 def test_rows_are_those_that_a_look_up_finds() -> None:
     """A drafter that finds a draft every other time has half of the rows, at half the cost of drafting them."""
     acceptance = AcceptanceProfile(method="suffix", conditional=(0.4, 0.8), proposed=(0.5, 0.5))
-    found = Speculation(
-        name="suffix", acceptance=acceptance, max_draft_tokens=2, cost=DraftingCost(seconds_per_draft_token=0.001)
-    )
+    cost = DraftingCost(seconds_per_draft_token=0.001)
+    found = Speculation(name="suffix", acceptance=acceptance, yields=chain_yields(acceptance, 2), cost=cost)
     table = step_table(LinearStepTimes(base=0.01, per_row=0.001), found, max_batch_size=2, context=0.0)
     assert table.seconds[1].tolist() == pytest.approx([0.012, 0.013 + 0.001, 0.014 + 0.002])
     assert table.expected.tolist() == pytest.approx([1.0, 1.4, 1.72])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from forerun.plan.drafting_choices import chooses_itself, speculations
+from forerun.plan.drafting_choices import speculations
 from forerun.plan.profile import Profile
 from tests.plan.profiles import TREE, TREE_CONFIGS, fake_profile, tree_profile, tree_trace
 
@@ -15,12 +15,6 @@ from tests.plan.profiles import TREE, TREE_CONFIGS, fake_profile, tree_profile, 
 @pytest.fixture(scope="module")
 def profile(tmp_path_factory: pytest.TempPathFactory) -> Profile:
     return fake_profile(tmp_path_factory.mktemp("profile"))
-
-
-def test_the_engine_chooses_lengths_where_it_is_asked_to_and_with_auto() -> None:
-    assert chooses_itself({"method": "auto"})
-    assert chooses_itself({"method": "suffix", "enable_adaptive_verification": True})
-    assert not chooses_itself({"method": "suffix"})
 
 
 def test_rows_of_a_tree_are_its_nodes(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 import forerun
 from forerun.errors import ConfigError
-from forerun.plan.profile import PROFILE_FILE, SCHEDULE, SERVERS_KERNELS, Profile, missing_points
+from forerun.plan.profile import PROFILE_FILE, SCHEDULE, SERVERS_KERNELS, Profile, chooses_lengths, missing_points
 from tests.plan.profiles import fake_profile, random_trace
 
 CONFIGS = fake_profile().configs
@@ -36,6 +36,12 @@ def test_a_configuration_is_found_whatever_its_draft_lengths() -> None:
     profile = fake_profile()
     assert profile.configs_like({"method": "suffix", "num-speculative-tokens": 2, SCHEDULE: [[1, 2, 1]]}) == ["suffix"]
     assert profile.configs_like({"method": "eagle3", "model": "other/head"}) == []
+
+
+def test_the_engine_chooses_lengths_where_it_is_asked_to_and_with_auto() -> None:
+    assert chooses_lengths({"method": "auto"})
+    assert chooses_lengths({"method": "suffix", "enable_adaptive_verification": True})
+    assert not chooses_lengths({"method": "suffix"})
 
 
 def test_a_folder_can_be_moved(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from forerun.plan.acceptance import AcceptanceProfile
-from forerun.plan.draft_lengths import Speculation, StepSeconds
+from forerun.plan.draft_lengths import Speculation, StepSeconds, chain_yields
 from forerun.plan.serving_policies import EngineModel
 from forerun.plan.step_times import DraftingCost
 
@@ -44,10 +44,11 @@ def engine_model(step_times: StepSeconds | None = None, **limits: int) -> Engine
 
 
 def speculation(*rates: float, name: str = "draft", per_step: float = 0.0, per_token: float = 0.0) -> Speculation:
+    acceptance = AcceptanceProfile(method=name, conditional=rates)
     return Speculation(
         name=name,
-        acceptance=AcceptanceProfile(method=name, conditional=rates),
-        max_draft_tokens=len(rates),
+        acceptance=acceptance,
+        yields=chain_yields(acceptance, len(rates)),
         cost=DraftingCost(seconds_per_step=per_step, seconds_per_draft_token=per_token),
         speculative_config={"method": name, "num_speculative_tokens": len(rates)},
     )

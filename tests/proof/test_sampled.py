@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
 
+from forerun.core.draft import NO_DRAFT
 from forerun.proof.adversary import AdversarialDrafter
 from forerun.proof.report import Verdict
-from forerun.proof.sampled import PATH_LENGTH, chi_square, plan_experiment, run_experiment
+from forerun.proof.sampled import PATH_LENGTH, chi_square, limit_of, plan_experiment, run_experiment
 from forerun.verify import block
 from forerun.verify.matching import match
 from forerun.verify.rejection import acceptance_ratio
@@ -34,6 +36,12 @@ def test_rare_outcomes_are_merged_into_one_cell():
 
 def test_samples_too_few_for_any_path_have_no_degree_of_freedom():
     assert chi_square({(0,): 2, (2,): 1}, {(0,): 0.7, (1,): 0.1, (2,): 0.2}, 3) == (0.0, 0)
+
+
+@pytest.mark.parametrize("degrees", [1, 2, 3, 5, 10, 20, 50, 100, 215])
+def test_a_right_verifier_is_convicted_in_one_experiment_of_a_million_at_most(degrees):
+    halves = torch.tensor([degrees / 2, limit_of(degrees) / 2], dtype=torch.float64)
+    assert 1e-7 < float(torch.special.gammaincc(*halves)) < 1.1e-6
 
 
 def test_path_probabilities_sum_to_one():
@@ -74,6 +82,21 @@ def test_adversarial_chains_and_trees_are_both_verified_to_the_path_s_end(monkey
     run_experiment(llm, experiment, num_samples=20, name="hostile", seed=1)
     deep_enough = {is_chain for is_chain, depth in met if depth >= PATH_LENGTH - 1}
     assert deep_enough == {True, False}
+
+
+def test_a_few_drafts_among_many_samples_prove_nothing():
+    class Seldom(AdversarialDrafter):
+        num_calls = 0
+
+        def propose(self, context):
+            self.num_calls += 1
+            return super().propose(context) if self.num_calls == 1 else [NO_DRAFT] * len(context.requests)
+
+    llm = tiny_llm({"method": Seldom, "num_speculative_tokens": 4})
+    experiment = plan_experiment(llm, num_tokens=5, seed_text_ids=[3, 1, 4, 1, 5])
+    finding = run_experiment(llm, experiment, num_samples=400, name="seldom", seed=1)
+    assert 0 < finding.num_draft_tokens < 400
+    assert finding.verdict is Verdict.UNTESTED
 
 
 def test_one_sample_proves_nothing():

@@ -19,12 +19,12 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import forerun
-from forerun.deploy.ray.options import usable_cores
+from forerun.deploy.ray.options import num_processors
 from tests.slow.environments import interpreter_of
 
 MODEL = "smollm2-135m"
 PROGRAM = "from forerun.cli.app import program; program()"
-needs_two_cores = pytest.mark.skipif(usable_cores() < 2, reason="two replicas take two cores")
+needs_two_cores = pytest.mark.skipif(num_processors() < 2, reason="two replicas take two cores")
 START_S = 180
 STOP_S = 60
 

@@ -22,7 +22,7 @@ from forerun.executor.simulated_text import ConditionalAcceptance
 from forerun.plan.acceptance import AcceptanceProfile
 from forerun.plan.capacity import max_rate
 from forerun.plan.deployment_plan import Layout
-from forerun.plan.draft_lengths import Speculation, fixed_lengths, step_table
+from forerun.plan.draft_lengths import Speculation, chain_yields, fixed_lengths, step_table
 from forerun.plan.dynamo_files import PrefillPoint, write_mocker
 from forerun.plan.fleet_plan import FREE_TRANSFER, FleetSearch, plan_fleet
 from forerun.plan.load import Load
@@ -122,7 +122,8 @@ def test_the_planners_formula_is_ours_for_means(tmp_path, itl_ms, num_draft_toke
     load = Load(rate=10, **LENGTHS)
     engine = engine_model(LinearStepTimes(base=0.004, per_row=0.0002, per_context_token=1e-7, per_prompt_row=0.0))
     acceptance = AcceptanceProfile(method="draft", conditional=RATES)
-    drafter = Speculation(name="draft", acceptance=acceptance, max_draft_tokens=2) if num_draft_tokens else None
+    yields = chain_yields(acceptance, 2)
+    drafter = Speculation(name="draft", acceptance=acceptance, yields=yields) if num_draft_tokens else None
     context = load.isl + load.osl / 2
     table = step_table(engine.step_times, drafter, max_batch_size=64, context=context)
     seconds = table.seconds[:, num_draft_tokens]

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forerun.core.draft import Draft
-from forerun.ops.sampling import target_token
+from forerun.ops.sampling import target_tokens
 from forerun.verify.base import Verdict, VerifyRequest
 from forerun.verify.matching import MatchingConfig
 from tests.verify.judged import VOCAB_SIZE, judged_of, random_rows, rows_preferring
@@ -47,7 +47,7 @@ def decode_plainly(model, num_tokens, *, seed, **params):
     for _ in range(num_tokens):
         rules = judged_of(**params).rules
         row = model(tuple(output_ids))
-        output_ids.append(target_token(rules, row, output_ids, seed=seed, position=1 + len(output_ids)))
+        output_ids += target_tokens(rules, row, output_ids, seed=seed, position=1 + len(output_ids), count=1)
     return output_ids
 
 

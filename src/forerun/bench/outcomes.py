@@ -9,6 +9,7 @@ from itertools import chain
 from typing import Any
 
 from forerun.core.stats import SpeculationStats, StepTimes
+from forerun.engine.speculation import SpeculationReport
 from forerun.llm import LLM
 from forerun.verify.matching import MatchingConfig
 
@@ -66,7 +67,10 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """All outcomes, plain decoding's first for each kind of prompts, and the settings of the measurement."""
+    """All outcomes, plain decoding's first for each kind of prompts, and the settings of the measurement.
+
+    `reports` say of each configuration that chooses the lengths of its drafts what that was worth, in all its steps together.
+    """
 
     model: str
     dtype: str
@@ -81,6 +85,7 @@ class Comparison:
     all_gigabytes_per_second: list[float]  # by round
     configs: Mapping[str, Mapping[str, Any]]
     outcomes: list[Outcome]
+    reports: Mapping[str, SpeculationReport]
 
     @property
     def by_kind(self) -> dict[str, list[Outcome]]:

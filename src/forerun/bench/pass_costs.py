@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from forerun.errors import ConfigError
+from forerun.errors import ConfigError, one_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def read_costs(path: Path, *, context: int | None = None) -> PassCosts:
         seconds = next((point["milliseconds"] / 1e3 for point in here if point["rows"] == 1), None)
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         raise ConfigError(
-            f"costs: cannot read {path} ({error!r}); give a file of forerun bench curve --output-json"
+            f"costs: cannot read {path} ({one_line(error)}); give a file of forerun bench curve --output-json"
         ) from None
     if not found:
         raise ConfigError(f"costs: got context {wanted}; {path} has {', '.join(map(str, contexts))}")

@@ -25,7 +25,7 @@ from forerun.core.sampling_params import SamplingParams
 from forerun.core.sequence import Sequence as TokenSequence
 from forerun.core.stats import SpeculationStats, StepTimes
 from forerun.core.step import StepRecord
-from forerun.drafters.base import DraftRequest, TargetInfo, VerifiedRows, computes_with_a_model
+from forerun.drafters.base import DraftRequest, GoesByClock, TargetInfo, VerifiedRows, computes_with_a_model
 from forerun.drafters.guard import GuardedDrafter
 from forerun.engine.speculation import SpeculationControl
 from forerun.errors import ConfigError, ForerunError
@@ -154,10 +154,16 @@ def _judge(
     target = RecordedTarget(
         vocab_size=vocab_size, max_model_len=longest, num_speculative_tokens=speculative.num_speculative_tokens
     )
-    drafting = GuardedDrafter(speculative.drafter.build(target), vocab_size=vocab_size)
-    if drafting.drafter.needs:
-        raise ConfigError("the drafter reads hidden states of the target, which are not recorded; leave it out")
-    replayer = Replayer(drafting, speculative.control(), costs, clock)
+    drafting = GuardedDrafter(speculative.drafter.build(target), vocab_size=vocab_size, source=speculative.method)
+    if computes_with_a_model(drafting.drafter):
+        raise ConfigError(
+            "the drafter reads hidden states of the target, or keeps KV beside its, which are not recorded; leave it out, or use "
+            "forerun bench compare"
+        )
+    steps_clock = StepsClock(clock)
+    if isinstance(drafting.drafter, GoesByClock):
+        drafting.drafter.use_clock(steps_clock)
+    replayer = Replayer(drafting, speculative.control(), costs, steps_clock)
     found = [replayer.replay(text, number) for number, text in enumerate(texts)]
     speculation = SpeculationStats()
     for one in found:
@@ -181,17 +187,29 @@ def _judge(
     )
 
 
+@dataclass(slots=True)
+class StepsClock:
+    """The clock of an engine whose steps take what is added to `passed`; a draft takes what it takes in `real` time."""
+
+    real: Clock = time.thread_time
+    passed: float = 0.0
+
+    def __call__(self) -> float:
+        """Seconds."""
+        return self.real() + self.passed
+
+
 @dataclass(frozen=True, slots=True)
 class Replayer:
     """Writes recorded texts in an engine's steps, with its own drafter and its own control of draft lengths.
 
-    The control sees steps that take what `costs` say; `clock` times the drafter.
+    The control, and a drafter that goes by `clock`, see steps that take what `costs` say; `clock` times the drafter.
     """
 
     drafting: GuardedDrafter
     control: SpeculationControl
     costs: PassCosts
-    clock: Clock = time.thread_time
+    clock: StepsClock = field(default_factory=StepsClock)
 
     def replay(self, text: RecordedText, number: int = 0) -> ReplayedText:
         """The steps that write a text of two tokens or more, as sequence `number`."""
@@ -212,6 +230,8 @@ class Replayer:
             verified = draft.first(length)
             limit = self._limit(found, verified)
             accepted = standing_nodes(verified, answer, len(sequence.output_ids))
+            step_seconds = self.costs.of(1 + len(verified)) * seconds
+            self.clock.passed += step_seconds
             found.rows.append(1 + len(verified))
             found.speculation.record(verified, accepted)
             num_before = len(found.drafting)
@@ -223,7 +243,7 @@ class Replayer:
                     num_context_tokens=num_context,
                     num_asked=len(drafting),
                     verified=[(verified, tuple(accepted))],
-                    times=StepTimes(forward=self.costs.of(1 + len(verified)) * seconds, draft=sum(drafting) * seconds),
+                    times=StepTimes(forward=step_seconds, draft=sum(drafting) * seconds),
                 )
             )
         self.drafting.stop(sequence)
@@ -269,7 +289,7 @@ def drafts_from_text(config: Mapping[str, Any], vocab_size: int) -> bool:
     )
     try:
         return not computes_with_a_model(speculative.drafter.build(target))
-    except ForerunError:
+    except Exception:  # a class of the user's own may miss the model in any way
         return False
 
 

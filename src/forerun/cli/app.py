@@ -6,16 +6,19 @@ import atexit
 import io
 import logging
 import os
+import shlex
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import NoReturn, TextIO
 
-from cyclopts import App, CycloptsError, UnknownOptionError
+from cyclopts import App, CycloptsError, UnknownOptionError, UnusedCliTokensError
 
 import forerun
 from forerun.cli import torch_libraries
+from forerun.cli.command import refuse_fractions
+from forerun.cli.help_screen import HelpScreen
 from forerun.errors import ForerunError
 
 USAGE_ERROR = 2
@@ -55,7 +58,9 @@ def build_app() -> App:
         help="Text from language models by speculative decoding: exactly the model's own text, sooner.",
         help_epilogue="Start with:\n  forerun demo\n  forerun COMMAND --help",
         help_format="plaintext",
+        help_formatter=HelpScreen(),
         version=forerun.__version__,
+        config=(refuse_fractions,),
         suppress_keyboard_interrupt=False,
     )
     for name in COMMANDS:
@@ -97,6 +102,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
         except UnknownOptionError as error:
             return _fail(_misplaced(error, words) or str(error))
+        except UnusedCliTokensError as error:
+            beyond = shlex.join(error.unused_tokens or [])
+            return _fail(
+                f"got {beyond} beyond what the command takes; leave it out, or put a text of several words in quotes"
+            )
         except (CycloptsError, ForerunError) as error:
             return _fail(str(error), error.exit_code if isinstance(error, ForerunError) else USAGE_ERROR)
         except KeyboardInterrupt:

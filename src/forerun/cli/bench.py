@@ -18,6 +18,7 @@ from forerun.cli.bench_compare import compare
 from forerun.cli.bench_interruption import until_interrupted
 from forerun.cli.bench_replay import replay
 from forerun.cli.bench_serve import serve
+from forerun.cli.command import examples
 from forerun.cli.options import REPORT, WORKLOAD, EngineOptions, ReportOptions
 from forerun.cli.output import plain_console, speculation_json, speculation_rows, status
 
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
 bench = App(
     name="bench",
     help="Measure speed: of a forward pass by its rows, of one batch, of many requests, of ways to draft, of a server.",
-    help_epilogue=(
-        "Examples:\n  forerun bench curve smollm2-135m\n  forerun bench latency smollm2-135m --batch-size 1\n"
+    help_epilogue=examples(
+        "  forerun bench curve smollm2-135m\n  forerun bench latency smollm2-135m --batch-size 1\n"
         "  forerun bench throughput smollm2-135m --num-prompts 32 --input-len 128 --output-len 64\n"
         "  forerun bench compare smollm2-135m --configs drafters.yaml\n"
         "  forerun bench replay texts.jsonl.gz --model smollm2-135m --configs drafters.yaml\n"
@@ -102,7 +103,7 @@ def curve(
     )
 
     check_counts(rows=rows, contexts=contexts, sequences=sequences, repeats=[repeats])
-    llm = loading.load_llm(model, engine)
+    llm = loading.load_llm(model, engine.without_pools())
     if engine.names_drafter:
         check_drafting(llm)
     with status() as progress:
@@ -140,7 +141,7 @@ def latency(
     """
     from forerun.bench.offline import measure_latency  # torch: only when it is needed
 
-    llm = loading.load_llm(model, engine)
+    llm = loading.load_llm(model, engine.without_pools())
     with status() as progress:
         result, is_interrupted = until_interrupted(partial(measure_latency, llm, workload, progress=progress))
     if not report.json_output:
@@ -167,7 +168,7 @@ def throughput(
     from forerun.bench.sharegpt import read_conversations
 
     exchanges = [] if workload.dataset_path is None else read_conversations(workload.dataset_path)
-    llm = loading.load_llm(model, engine)
+    llm = loading.load_llm(model, engine.without_pools())
     requests = make_requests(llm, workload, exchanges)
     measure = partial(measure_throughput, llm, workload, requests, use_tqdm=sys.stderr.isatty())
     result, is_interrupted = until_interrupted(measure)

@@ -18,7 +18,7 @@ from forerun.cli.input_files import Prompt, read_kinds, read_yaml
 from forerun.cli.options import REPORT, WORKLOAD, EngineOptions, Paths, ReportOptions, check_picture
 from forerun.cli.output import plain_console, speculation_json, status
 from forerun.core.stats import PHASES
-from forerun.engine.stats import drafters_line
+from forerun.engine.stats import drafters_line, report_line
 from forerun.errors import ConfigError, ForerunError
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def compare(
     _refuse_speculation(engine)
     named = read_configs(configs)
     kinds: Mapping[str, Sequence[Prompt]] = WORKLOADS if prompts is None else read_kinds(prompts)
-    settings = EngineSettings.from_keywords(model, engine.plain_settings())
+    settings = EngineSettings.from_keywords(model, engine.without_pools().plain_settings())
     check_batch_size(settings, workload)
     target = loading.load_target(settings)
     if target.tokenizer is None:
@@ -164,6 +164,8 @@ def _show(found: Comparison, console: Console) -> None:
             console.print(f"{outcome.name}, {outcome.kind}: {drafters_line(outcome.speculation)}")
         for note in _notes(outcome):
             console.print(f"{outcome.name}, {outcome.kind}: {note}")
+    for name, report in found.reports.items():
+        console.print(f"{name}: {report_line(report)}")
 
 
 def _table(title: str, found: Comparison, cells: Callable[[Outcome], dict[str, str]]) -> Table:

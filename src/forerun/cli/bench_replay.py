@@ -152,7 +152,7 @@ def _record(path: Path, options: RecordingOptions, engine: EngineOptions) -> Non
         raise ConfigError(f"replay: there is no file {path}; give a recording, or --model to record one there")
     check_writable_file("replay", path)
     kinds = options.kinds
-    llm = loading.load_llm(options.model, engine)
+    llm = loading.load_llm(options.model, engine.without_pools())
     tokenizer = llm.get_tokenizer()
     token_ids = {kind: [encode_prompt(tokenizer, text) for text in texts] for kind, texts in kinds.items()}
     unfinished = path.with_name(f"{path.stem}.unfinished{path.suffix}")

@@ -16,7 +16,7 @@ from forerun.cli.command import command
 from forerun.cli.options import EngineOptions, SamplingOptions
 from forerun.cli.output import Answer, read_answer, speculation_rows
 from forerun.core.outputs import StreamDelta
-from forerun.errors import ForerunError, WorkerError, did_you_mean
+from forerun.errors import ForerunError, ModelError, WorkerError, did_you_mean
 
 if TYPE_CHECKING:
     from forerun import LLM, SamplingParams
@@ -57,6 +57,11 @@ def chat(
     """
     params = sampling.params()
     llm = loading.load_llm(model, engine)
+    if not llm.get_tokenizer().has_chat_template:
+        raise ModelError(
+            f"{model}: has no chat template, which says how to put a question to it; use forerun generate, or the instruct "
+            "version of the model"
+        )
     on_terminal = sys.stdin.isatty()
     if on_terminal:
         print(f"{model}, {llm.speculative.describe()}. /help shows the commands.")

@@ -19,6 +19,7 @@ from forerun.cli.options import EngineOptions, JsonFlag
 from forerun.cli.output import Answer, Show, hide, plain_console, read_answer, speculation_json, speculation_rows
 from forerun.core.outputs import Origin, StreamDelta
 from forerun.core.stats import SpeculationStats
+from forerun.errors import ConfigError
 from forerun.server.origins import TokenSpans
 
 if TYPE_CHECKING:
@@ -96,6 +97,8 @@ def demo(
         forerun demo --speculative-config.method suffix
         forerun demo ./my-model --max-tokens 100 --json
     """
+    if max_tokens < 1:
+        raise ConfigError(f"--max-tokens: got {max_tokens}; must be 1 or more")
     options = engine.with_default_speculation(DEFAULT_SPECULATION, need="the demo shows what drafts gain")
     llm = loading.load_llm(model, options)
     console = plain_console(quiet=json_output)

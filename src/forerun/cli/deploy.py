@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from cyclopts import App, Group, Parameter
 from cyclopts.config import Env
 
+from forerun.cli.command import examples, refuse_fractions
 from forerun.cli.options import EngineOptions
 from forerun.cli.serve import ENGINE, SERVER, replica_spec
 from forerun.deploy.ray.options import ServiceOptions
@@ -52,13 +53,12 @@ CLUSTER, REPLICAS = ClusterOptions(), ServiceOptions()
 deploy = App(
     name="deploy",
     help="Run several engines as one service on a cluster.",
-    help_epilogue=(
-        "Examples:\n"
+    help_epilogue=examples(
         "  forerun deploy ray smollm2-135m --replicas 4\n"
         "  forerun deploy ray smollm2-135m --replicas 1 --max-replicas 8 --scaling-profile profile --sla ttft=1s,itl=50ms\n"
         "  forerun deploy ray-stop"
     ),
-    config=(Env("FORERUN_", command=False, show=False),),
+    config=(Env("FORERUN_", command=False, show=False), refuse_fractions),
 )
 
 

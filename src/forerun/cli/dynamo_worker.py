@@ -8,6 +8,7 @@ from cyclopts import App, Group, Parameter
 from cyclopts.config import Env
 
 from forerun.cli import loading
+from forerun.cli.command import examples, refuse_fractions
 from forerun.cli.options import EngineOptions
 from forerun.deploy.dynamo.installation import check_installed
 from forerun.deploy.dynamo.options import WorkerOptions
@@ -18,13 +19,12 @@ ENGINE, WORKER = EngineOptions(), WorkerOptions()
 dynamo_worker = App(
     name="dynamo-worker",
     help="Serve a model behind NVIDIA Dynamo's frontend.",
-    help_epilogue=(
-        "Examples:\n"
+    help_epilogue=examples(
         "  forerun dynamo-worker smollm2-135m\n"
         "  forerun dynamo-worker smollm2-135m --speculative-config.method suffix\n"
         "  python -m dynamo.frontend --discovery-backend file --router-mode kv --migration-limit 3"
     ),
-    config=tuple(Env(prefix, command=False, show=False) for prefix in ("FORERUN_", "DYN_")),
+    config=(*(Env(prefix, command=False, show=False) for prefix in ("FORERUN_", "DYN_")), refuse_fractions),
 )
 
 

@@ -13,7 +13,7 @@ from forerun.cli.command import command
 from forerun.cli.options import EngineOptions, Flag, JsonFlag, SamplingOptions
 from forerun.cli.output import Answer, hide, read_answer, speculation_json
 from forerun.core.outputs import StreamDelta
-from forerun.errors import RequestError
+from forerun.errors import ModelError, RequestError
 
 if TYPE_CHECKING:
     from forerun import LLM
@@ -59,6 +59,8 @@ def generate(
     text = _prompt(prompt, from_stdin)
     params = sampling.params()
     llm = loading.load_llm(model, engine)
+    if chat and not llm.get_tokenizer().has_chat_template:
+        raise ModelError(f"--chat: {model} has no chat template, which says how to put a question to it; leave it out")
     show = _write if stream and not json_output else hide
     deltas = llm.stream_chat([{"role": "user", "content": text}], params) if chat else llm.stream(text, params)
     answer = read_answer(deltas, show)

@@ -89,7 +89,9 @@ def prune(
     try:
         removed, left = cache.prune(everything=everything), cache.num_bytes
     except OSError as error:
-        raise ModelError(f"packed weights cannot be removed: {error}") from error
+        raise ModelError(
+            f"packed weights cannot be removed ({error}); run this as a user who may write to {cache.folder}"
+        ) from error
     if json_output:
         print(
             json.dumps({"folder": str(cache.folder), "removed": [asdict(file) for file in removed], "bytes_left": left})
@@ -98,6 +100,10 @@ def prune(
     for file in removed:
         print(f"{file.name}: {decimal(file.num_bytes)} removed; {file.reason}")
     print(f"{decimal(left)} of packed weights are left in {cache.folder}")
+    if unfinished := cache.num_unfinished_bytes:
+        print(
+            f"{decimal(unfinished)} of them are being written now, or go an hour after a process that wrote them was killed"
+        )
 
 
 def _as_json(row: StoredModel) -> dict[str, Any]:

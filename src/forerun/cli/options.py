@@ -24,7 +24,7 @@ DEFAULT_SPECULATION = "default"
 PICTURE_FORMATS = (".png", ".svg", ".pdf")
 SECONDS_PER_UNIT = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
-Flag = Annotated[bool, Parameter(negative=())]
+Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
 """What is done only where the option is given."""
 
 Words = Annotated[list[str] | None, Parameter(consume_multiple=True, negative=())]
@@ -61,7 +61,7 @@ def parse_object(_hint: type[Any], tokens: Sequence[Token] | Mapping[str, Sequen
     Hyphens in keys become underscores.
 
     Raises:
-        ValueError: the value is not a JSON object, or a key is nested or given in two spellings.
+        ValueError: the value is not a JSON object, or a key is nested or given twice, in two spellings too.
     """
     if isinstance(tokens, Mapping):
         items = [(key, _only_value(key, given)) for key, given in tokens.items()]
@@ -90,7 +90,7 @@ def parse_speculation(hint: type[Any], tokens: Sequence[Token] | Mapping[str, Se
 def _json_object(text: str) -> dict[str, Any]:
     example = """'{"key": "value"}'"""
     try:
-        value = json.loads(text)
+        value = json.loads(text, object_pairs_hook=_each_once)
     except json.JSONDecodeError as error:
         raise ValueError(f"not JSON ({error}); write e.g. {example}") from None
     if not isinstance(value, dict):
@@ -107,9 +107,18 @@ def _only_value(key: str, given: Sequence[Token] | Mapping[str, Any]) -> Any:
 def _typed(text: str) -> Any:
     """`text` parsed as JSON (a number, true, a list, ...), or `text` itself if it is not JSON."""
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_each_once)
     except json.JSONDecodeError:
         return text
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object as a dict; of a key that is given twice JSON would silently keep the last value."""
+    keys = [key for key, _ in pairs]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise ValueError(f"key {key!r} is given twice; keep one")
+    return dict(pairs)
 
 
 @Parameter(name="*", group=Group("Engine", sort_key=3))
@@ -119,7 +128,7 @@ class EngineOptions:
 
     speculative_config: Annotated[
         dict[str, Any] | str | None,
-        Parameter(converter=parse_speculation, accepts_keys=True, json_dict=False, n_tokens=1),
+        Parameter(converter=parse_speculation, accepts_keys=True, json_dict=False, n_tokens=1, show_default=False),
     ] = DEFAULT_SPECULATION
     """How to draft: auto, a JSON object, or one option per key such as --speculative-config.method suffix. By default
     auto where drafts cannot change any text in any bit (forerun's own kernels), elsewhere not at all."""
@@ -141,7 +150,7 @@ class EngineOptions:
     device: str = "auto"
     """Where to run: auto (a GPU if there is one), cpu, cuda or cuda:N."""
     max_model_len: int | None = None
-    """Longest sequence, prompt and answer together, in tokens; by default what the model allows."""
+    """Longest sequence, prompt and answer together, in tokens; by default what model and memory allow."""
     max_num_seqs: int = 64
     """Sequences computed at the same time, at most."""
     max_num_batched_tokens: int = 2048
@@ -195,6 +204,10 @@ class EngineOptions:
         if self.no_speculation:
             raise ConfigError(f"--no-speculation: {need}; leave it out")
         return self if self.names_drafter else replace(self, speculative_config=config)
+
+    def without_pools(self) -> EngineOptions:
+        """The same options for a measurement, whose answers would take the place of users' in the pools."""
+        return replace(self, pools_folder=None)
 
     def settings(self) -> dict[str, Any]:
         """Keyword arguments for `LLM`."""

@@ -29,8 +29,12 @@ def table_width() -> int | None:
 
 
 def plain_console(*, stderr: bool = False, width: int | None = None, quiet: bool = False) -> Console:
-    """A console that shows texts as they are: names, paths and prompts may hold what rich takes for markup or for an emoji."""
-    return Console(stderr=stderr, width=width, quiet=quiet, highlight=False, markup=False, emoji=False)
+    """A console that shows texts as they are: names, paths and prompts may hold what rich takes for markup or for an emoji.
+
+    On standard output it is as wide as `table_width` says.
+    """
+    wide = width if stderr or width is not None else table_width()
+    return Console(stderr=stderr, width=wide, quiet=quiet, highlight=False, markup=False, emoji=False)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -36,10 +36,9 @@ from forerun.plan.deployment_planner import (
     plan_deployment,
     with_running,
 )
-from forerun.plan.drafting_choices import chooses_itself
 from forerun.plan.fleet_plan import FleetPlan
 from forerun.plan.load import Load, parse_given_load
-from forerun.plan.profile import Profile
+from forerun.plan.profile import SCHEDULE, Profile, chooses_lengths
 from forerun.plan.simulation.requests import SimulatedRequest, check_requests
 from forerun.plan.simulation.traces import read_trace
 from forerun.plan.sla import LATENCIES, Sla, parse_sla
@@ -230,14 +229,14 @@ def _drafts(found: DeploymentPlan) -> str:
     if config is None:
         return "none: they would not pay"
     name = config.get("method", config.get("model"))  # by which the method is known, too
-    if chooses_itself(config):
+    if chooses_lengths(config):
         return f"{name}, which chooses its lengths while it runs"
     if "num_speculative_tokens" not in config:
         return f"{name}, as it was profiled"
     whole = [[1, found.engine.max_num_seqs, config["num_speculative_tokens"]]]
     lengths = [
         f"{number} at {first}-{last} sequences" if last > first else f"{number} at {first}"
-        for first, last, number in config.get("num_speculative_tokens_per_batch_size", whole)
+        for first, last, number in config.get(SCHEDULE, whole)
     ]
     return f"{name}, K = {', '.join(lengths)}"
 

@@ -18,9 +18,8 @@ from forerun.plan.day_replay import DAY, DEFAULT_INTERVAL, HARMONIC
 from forerun.plan.deployment_plan import Layout
 from forerun.plan.deployment_planner import PlanningOptions
 from forerun.plan.observed_service import learn_corrections, read_load_test
-from forerun.plan.profile import Profile
+from forerun.plan.profile import PLAIN, Profile
 from forerun.plan.simulation.fleet import Transfer
-from forerun.plan.simulation.profiled import PLAIN
 
 Layouts = Literal["aggregated", "disaggregated", "any"]
 
@@ -163,7 +162,7 @@ class ConfirmationOptions:
     confirm: Flag = False
     """Simulate the plan, and plan more engines where it falls short; with --replay, simulate the day under each predictor too."""
     num_requests: int | None = None
-    """Requests of the plan's simulation; by default as many as fill all engines ten times, 500 at least."""
+    """Requests of the plan's simulation; by default as many as fill all engines ten times, from 500 to 20,000."""
     seed: int = 0
     """Of the simulations."""
 

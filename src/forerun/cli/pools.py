@@ -12,6 +12,7 @@ from cyclopts import App
 from rich.filesize import decimal
 from rich.table import Table
 
+from forerun.cli.command import examples
 from forerun.cli.options import Flag, JsonFlag
 from forerun.cli.output import plain_console
 from forerun.core.writable import check_writable_file
@@ -24,8 +25,7 @@ if TYPE_CHECKING:
 pools = App(
     name="pools",
     help="Show, copy out and copy in what drafters remember of past requests.",
-    help_epilogue=(
-        "Examples:\n"
+    help_epilogue=examples(
         "  forerun pools show ~/pools\n"
         "  forerun pools export smollm2-135m warm.pools --pools-folder ~/pools --shared-only\n"
         "  forerun pools import smollm2-135m warm.pools --pools-folder ~/pools"

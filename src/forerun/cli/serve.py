@@ -15,11 +15,12 @@ from cyclopts.config import Dict, Env
 
 import forerun
 from forerun.cli import loading
+from forerun.cli.command import refuse_fractions
 from forerun.cli.input_files import read_yaml
 from forerun.cli.options import EngineOptions
 from forerun.deploy.disaggregated.options import PrefillOptions
 from forerun.deploy.ray.options import ReplicaOptions
-from forerun.errors import ConfigError
+from forerun.errors import ConfigError, refuse_unknown_keys
 from forerun.server.options import ServerOptions
 
 if TYPE_CHECKING:
@@ -43,6 +44,9 @@ def _from_file(app: App, commands: tuple[str, ...], arguments: ArgumentCollectio
     for name in names:
         if names.count(name) > 1:
             raise ConfigError(f"--config: {path} has {name} twice, with hyphens and with underscores; keep one")
+    known = {name[2:] for argument in arguments for name in argument.names if name.startswith("--")}
+    known = {"model", *known} - {"config"}
+    refuse_unknown_keys([name.partition(".")[0] for name in names], known, where=f"--config: {path}")
     plain = dict(zip(names, map(_flat, options.values()), strict=True))
     model = next(argument for argument in arguments if argument.name == "MODEL")  # positional: `Dict` cannot set it
     if plain.get("model") is not None and not model.tokens:
@@ -67,7 +71,7 @@ serve = App(
         "  FORERUN_API_KEY=secret forerun serve smollm2-135m --host 0.0.0.0\n"
         "  forerun serve --config server.yaml"
     ),
-    config=(Env("FORERUN_", command=False, show=False), _from_file),
+    config=(Env("FORERUN_", command=False, show=False), _from_file, refuse_fractions),
 )
 
 

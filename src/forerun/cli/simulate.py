@@ -21,11 +21,10 @@ from forerun.cli.output import plain_console
 from forerun.core.writable import check_writable_file
 from forerun.errors import ConfigError, ForerunError
 from forerun.plan.load import Load, parse_load
-from forerun.plan.profile import Profile, missing_points
+from forerun.plan.profile import PLAIN, Profile, missing_points
 from forerun.plan.simulation.arrivals import SECONDS_OF_DAY, ArrivalPattern
 from forerun.plan.simulation.fleet import Fleet, Transfer
 from forerun.plan.simulation.profiled import (
-    PLAIN,
     ProfiledEngine,
     ServingCost,
     profiled_engine,
@@ -237,7 +236,7 @@ class SimulationResultOptions:
     save_chunks: bool = False
     """Keep the time of each chunk of each answer in that file too."""
     plot: Path | None = None
-    """Draw output, queue, KV memory and latencies to this file, .svg or .png."""
+    """Draw output, queue, KV memory and latencies to this .png, .svg or .pdf file (needs the extra "bench")."""
 
     def __post_init__(self) -> None:
         check_picture("--plot", self.plot)

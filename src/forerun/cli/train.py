@@ -98,8 +98,8 @@ def train(
         forerun train smollm2-135m --output head --budget 3h --dry-run
         forerun train smollm2-135m --output head --budget 3h
         forerun train smollm2-135m --output head --magpie 20000 --epochs 3 --exclude mt_bench.jsonl
-        forerun generate smollm2-135m "Hello" \\
-            --speculative-config '{"method": "eagle3", "model": "head", "num_speculative_tokens": 3}'
+        forerun generate smollm2-135m "Hello" --speculative-config \\
+            '{"method": "eagle3", "model": "head", "num_speculative_tokens": 3}'
     """
     set_torch_environment()
     from forerun.train.run import TrainingRun  # torch: only when it is needed

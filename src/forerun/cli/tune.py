@@ -23,7 +23,7 @@ from forerun.cli.bench_compare import read_configs
 from forerun.cli.command import command
 from forerun.cli.input_files import read_prompts
 from forerun.cli.options import SPECULATIVE_OPTIONS, EngineOptions, Flag, JsonFlag, Words
-from forerun.cli.output import plain_console, resumable, status, table_width
+from forerun.cli.output import plain_console, resumable, status
 from forerun.errors import ConfigError
 from forerun.plan.profile import PROFILE_FILE
 
@@ -185,7 +185,7 @@ def tune(
     if json_output:
         print(json.dumps(document))
     else:
-        console = plain_console(width=table_width())
+        console = plain_console()
         _show(report, folder.path / SERVE_FILE, picture, console)
 
 
@@ -224,8 +224,9 @@ def _settings(
     usual = "goodput" if sla is not None else "throughput" if load.rate is None else "latency"
     given = read_prompts(prompts)[: workload.num_prompts]
     space = _space(load, search, engine, temperature=workload.temperature)
-    no_pools = {"pools_folder": None}  # where the tuning's answers would take the place of users'
-    engine_settings = EngineSettings.from_keywords(model, engine.plain_settings() | no_pools)
+    engine_settings = EngineSettings.from_keywords(model, engine.without_pools().plain_settings())
+    for quantization in space.quantizations:  # checked by the settings, before anything is loaded
+        replace(engine_settings, quantization=quantization)
     target = loading.load_target(engine_settings)
     if target.tokenizer is None:
         raise ConfigError(f"--prompts: {model} has no tokenizer to read them with; give a folder that holds one")
@@ -345,7 +346,8 @@ def _changed(engine: EngineOptions) -> dict[str, Any]:
 def _show_estimate(console: Console, found: Estimate) -> None:
     console.print(
         f"at most about {_minutes(found.total)}: answers {_minutes(found.record)}, step times {_minutes(found.measure_steps)}, "
-        f"simulation {_minutes(found.simulate)}, real runs {_minutes(found.run)}"
+        f"simulation {_minutes(found.simulate)}, real runs {_minutes(found.run)}",
+        soft_wrap=True,
     )
 
 

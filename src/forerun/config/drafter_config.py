@@ -12,7 +12,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from forerun.drafters.base import Drafter, DrafterConfig, DrafterResolver, ResolvesKeys, TargetInfo
+from forerun.drafters.base import Drafter, DrafterConfig, DrafterResolver, ResolvesKeys
+from forerun.drafters.custom import CustomConfig
 from forerun.drafters.registry import DRAFTERS, method_of_checkpoint, renamed_method
 from forerun.errors import ConfigError, UnknownKeyError, did_you_mean
 
@@ -39,34 +40,6 @@ NEEDLESS_KEYS = {
     "enforce_eager": "drafters run eagerly",
 }
 """vLLM's keys for what is not done here -> why they change nothing."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CustomConfig:
-    """A drafter class of the user's own, constructed with the `TargetInfo`."""
-
-    drafter_class: type[Drafter]
-
-    @property
-    def default_num_speculative_tokens(self) -> int | None:
-        """The user must say how many."""
-        return None
-
-    def build(self, target: TargetInfo) -> Drafter:
-        """Make the drafter.
-
-        Raises:
-            ConfigError: it does not say which hidden states it needs.
-        """
-        make: Any = self.drafter_class
-        drafter: Drafter = make(target)
-        needs: object = getattr(drafter, "needs", None)
-        if not isinstance(needs, frozenset) or not all(isinstance(name, str) for name in needs):
-            raise ConfigError(
-                f"{self.drafter_class.__name__}.needs: got {needs!r:.80}; must be a frozenset of names of hidden states, such as "
-                "frozenset({'last_hidden'}), or frozenset() where it reads none"
-            )
-        return drafter
 
 
 def read_keys(given: Any) -> dict[str, Any]:

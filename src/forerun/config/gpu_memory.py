@@ -262,8 +262,11 @@ def _peak_of(run: Callable[[], object], memory: DeviceMemory) -> int:
 
 
 def _smaller_weights(settings: EngineSettings) -> str:
-    more = f", set tensor_parallel_size above {settings.tensor_parallel_size}"
-    return f"end what else uses the GPU, take a smaller model, set dtype='bfloat16' if it is wider{more}"
+    """What to change where weights do not fit."""
+    return (
+        "end what else uses the GPU, take a smaller model, set dtype='bfloat16' if it is wider, "
+        f"set tensor_parallel_size above {settings.tensor_parallel_size}"
+    )
 
 
 def _gib(num_bytes: int) -> str:

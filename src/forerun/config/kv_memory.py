@@ -123,6 +123,8 @@ def plan_kv(
 
 def _what_to_change(settings: EngineSettings, share: MemoryShare | None, needed: int) -> str:
     """What makes room for `needed` bytes of KV, scratch blocks included."""
+    if settings.num_gpu_blocks_override is not None:
+        return "lower max_model_len or raise num_gpu_blocks_override"
     if share is None:
         return "lower max_model_len or raise kv_cache_memory_bytes"
     return (

@@ -41,28 +41,34 @@ KERNEL_SETTINGS = (
 class EngineSettings:
     """What `LLM(model, **settings)` takes, with vLLM's names where vLLM has the setting.
 
-    dtype: "auto" is the checkpoint's on a GPU; on a CPU it is bfloat16 for a bfloat16 checkpoint on the
-    native kernels, else float32, as torch's bf16 is neither faster nor exact under speculation there.
-    quantization: "int8", "int4" or "int4-symmetric" rounds the weights to so many bits (native CPU kernels only). activation_dtype: "int8"
-    rounds what weights in blocks (GGUF, int4, GPTQ, AWQ) are multiplied with to eight bits, in blocks of 32 with a scale:
-    faster, other texts; "auto" leaves it in bfloat16 or better. load_format: "dummy"
-    makes up random weights, to measure speed without a checkpoint; a folder without a tokenizer then
-    takes token ids only. speculative_config: vLLM's dict, or "auto" for a drafter that chooses by itself, or
-    None; "default" is "auto" where no draft can change the text in any bit, as on the native CPU kernels, and
-    None elsewhere. max_model_len: tokens of the longest sequence, None for what model and
-    memory allow. kv_cache_memory_bytes: None for a quarter of the free memory, at most 4 GiB (CPU), or
-    what gpu_memory_utilization leaves (GPU). pools_folder: where drafters keep what they remember of past
-    requests, so that the next process begins with it; None keeps it in memory only. tensor_parallel_size:
-    processes of this machine that compute the target together, each on a GPU or on CPU cores of its own. device_step: texts,
-    rules and drafts lie in tables on the device, which computes layers, draws and matches tokens itself, so that no logits
-    come to the host; verification is by matching, and rules that only the host can follow are refused. None is True on a
-    GPU where its kernels can compute the model, else False. device_matmul: "torch" has such a step multiply by torch, cuBLAS on
-    a GPU, in place of forerun's kernels; then a row's bits may depend on the rows beside it, and drafts may change texts at
-    near-ties. cudagraph_capture_sizes: numbers of rows for which such a step
-    is recorded as a CUDA graph; rows are padded up to the next, and a step with more than the last one is launched kernel by
-    kernel, as all are with enforce_eager. None: 1 to 256, or to four rows for each of max_num_seqs, at most 1024, as far as
-    max_num_batched_tokens goes. kernel_table: a file of `forerun tune-kernels` for the GPU's kernels; None is the one in
-    the cache folder that was made for this GPU and this version of triton, if there is one.
+    Attributes:
+        dtype: "auto" is the checkpoint's on a GPU. On a CPU it is bfloat16 for a bfloat16 checkpoint on the native kernels,
+            else float32, since torch's bfloat16 is neither faster nor exact under speculation there.
+        quantization: "int8", "int4" or "int4-symmetric" rounds the weights to so many bits (native CPU kernels only).
+        activation_dtype: "int8" rounds what weights in blocks (GGUF, int4, GPTQ, AWQ) are multiplied with to eight bits, in
+            blocks of 32 with a scale: faster, other texts. "auto" leaves it in bfloat16 or better.
+        load_format: "dummy" makes up random weights, to measure speed without a checkpoint. A folder without a tokenizer
+            then takes token ids only.
+        max_model_len: tokens of the longest sequence; None: what model and memory allow.
+        kv_cache_memory_bytes: None: a quarter of the free memory, at most 4 GiB (CPU), or what `gpu_memory_utilization`
+            leaves (GPU).
+        speculative_config: vLLM's dict, "auto" for a drafter that chooses by itself, or None. "default" is "auto" where no
+            draft can change the text in any bit, as on the native CPU kernels, and None elsewhere.
+        pools_folder: where drafters keep what they remember of past requests, so that the next process begins with it;
+            None: in memory only.
+        tensor_parallel_size: processes of this machine that compute the target together, each on a GPU or on CPU cores of
+            its own.
+        device_step: True: texts, rules and drafts lie in tables on the device, which computes layers, draws and matches
+            tokens itself, so that no logits come to the host. Verification is by matching, and rules that only the host can
+            follow are refused. None: True on a GPU where its kernels can compute the model, else False.
+        device_matmul: "torch" has such a step multiply by torch (cuBLAS on a GPU) in place of forerun's kernels. Then a row's
+            bits may depend on the rows beside it, and drafts may change texts at near-ties.
+        kernel_table: a file of `forerun tune-kernels` for the GPU's kernels; None: the one in the cache folder that was made
+            for this GPU and this version of triton, if there is one.
+        enforce_eager: record no step as a CUDA graph; all are launched kernel by kernel.
+        cudagraph_capture_sizes: numbers of rows for which such a step is recorded as a CUDA graph. Rows are padded up to the
+            next number; a step with more than the last one is launched kernel by kernel. None: 1 to 256, or to four rows for
+            each of max_num_seqs, at most 1024, as far as max_num_batched_tokens goes.
 
     Raises:
         ConfigError: a value is out of range or the settings do not fit each other.

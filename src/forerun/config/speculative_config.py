@@ -16,7 +16,7 @@ from forerun.drafters.base import DrafterConfig, ExportsHiddenStates, NoDrafterC
 from forerun.engine.adaptive import AdaptiveLength
 from forerun.engine.speculation import FixedLength, Schedule, SpeculationControl
 from forerun.errors import ConfigError, did_you_mean, refuse_unknown_keys
-from forerun.executor.hidden_states import Storage
+from forerun.executor.hidden_states import HiddenStatesStorage
 from forerun.verify import VERIFIER_KEYS, VERIFIERS
 from forerun.verify.base import VerifierConfig
 from forerun.verify.matching import MatchingConfig
@@ -61,7 +61,7 @@ class SpeculativeConfig:
     schedule: Schedule = ()
     is_adaptive: bool = False
     needs_exact_target: bool = False
-    storage: Storage | None = None  # without it no hidden states are saved
+    storage: HiddenStatesStorage | None = None  # without it no hidden states are saved
 
     @property
     def exported(self) -> tuple[str, ...]:
@@ -92,7 +92,8 @@ class SpeculativeConfig:
     def goes_by_text(self, temperature: float) -> bool:
         """Whether the target's text alone decides what stands of a draft.
 
-        So it is under matching, and under any lossless verifier where the text is greedy: it has one way to go on.
+        It does under matching, and under any lossless verifier where the text is greedy, since a greedy text can go on in one
+        way only.
         """
         return isinstance(self.verifier, MatchingConfig) or (self.is_lossless and temperature < GREEDY_BELOW)
 
@@ -231,7 +232,7 @@ def _schedule(given: Any) -> Schedule:
     return tuple(entries)
 
 
-def _storage(given: Mapping[str, Any] | None, drafter: DrafterConfig) -> Storage | None:
+def _storage(given: Mapping[str, Any] | None, drafter: DrafterConfig) -> HiddenStatesStorage | None:
     """Where hidden states go, if the method saves them: one without the other is a mistake."""
     if given is None and isinstance(drafter, ExportsHiddenStates):
         raise ConfigError(
@@ -246,7 +247,7 @@ def _storage(given: Mapping[str, Any] | None, drafter: DrafterConfig) -> Storage
     return None if given is None else _resolve_kv_transfer(given)
 
 
-def _resolve_kv_transfer(given: Mapping[str, Any]) -> Storage:
+def _resolve_kv_transfer(given: Mapping[str, Any]) -> HiddenStatesStorage:
     """Resolve vLLM's `kv_transfer_config`, of which forerun has one connector: the one that saves hidden states.
 
     Raises:
@@ -259,8 +260,8 @@ def _resolve_kv_transfer(given: Mapping[str, Any]) -> Storage:
             raise ConfigError(f"{key}: got {given.get(key)!r:.80}; must be {only!r}")
     extra = given.get(KV_TRANSFER_EXTRA, {})
     _refuse_other_than_dict(KV_TRANSFER_EXTRA, extra)
-    refuse_unknown_keys(extra, [f.name for f in fields(Storage)], where=KV_TRANSFER_EXTRA)
-    return Storage(**extra)
+    refuse_unknown_keys(extra, [f.name for f in fields(HiddenStatesStorage)], where=KV_TRANSFER_EXTRA)
+    return HiddenStatesStorage(**extra)
 
 
 def _refuse_other_than_dict(name: str, given: object) -> None:

@@ -1,1 +1,1 @@
-"""The vocabulary of forerun: data that every layer speaks, without behaviour."""
+"""What every layer speaks: records of a step and a request, settings, statistics; and small checks of values and files."""

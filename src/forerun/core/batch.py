@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from forerun.core.numbers import Numbers
+from forerun.core.host_arrays import HostArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +84,7 @@ class Candidates(Protocol):
         """Each row's first candidate and its logit."""
         ...
 
-    def on_host(self) -> tuple[Numbers, Numbers]:
+    def on_host(self) -> tuple[HostArray, HostArray]:
         """All token ids (int32) and logits (fp32), row by row."""
         ...
 
@@ -105,7 +105,7 @@ class CandidateTensors:
         """See `Candidates`."""
         return self.token_ids[:, 0].tolist(), self.logits[:, 0].tolist()
 
-    def on_host(self) -> tuple[Numbers, Numbers]:
+    def on_host(self) -> tuple[HostArray, HostArray]:
         """See `Candidates`."""
         return self.token_ids.numpy(force=True), self.logits.numpy(force=True)
 
@@ -134,7 +134,7 @@ class CandidateArrays:
         """See `Candidates`."""
         return self.ids[:: self.num_candidates].tolist(), self.values[:: self.num_candidates].tolist()
 
-    def on_host(self) -> tuple[Numbers, Numbers]:
+    def on_host(self) -> tuple[HostArray, HostArray]:
         """See `Candidates`."""
         return self.ids, self.values
 
@@ -145,9 +145,8 @@ class ForwardResult:
 
     logits: Tensor  # [R, vocab_size] fp32
     candidates: Candidates | None = None  # None where the batch asks for none
-    features: dict[str, Tensor] = field(
-        default_factory=dict
-    )  # name -> [T, width]; those that the pass has not written to its cache itself
+    # name -> [T, width]; those that the pass has not written to its cache itself
+    features: dict[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -80,8 +80,8 @@ class RequestOutput:
 
     `prompt_logprobs[0]` is None (nothing precedes the first token). `speculation` sums the
     statistics of all completions. `error` holds the reason where a completion ended in "error", or where
-    its hidden states could not be saved, and `error_kind` whose mistake it is. `kv_transfer_params["hidden_states_path"]` is the first
-    completion's file; None where the engine saves no hidden states.
+    its hidden states could not be saved, and `error_kind` whose mistake it is.
+    `kv_transfer_params["hidden_states_path"]` is the first completion's file; None where the engine saves no hidden states.
     """
 
     request_id: str
@@ -104,9 +104,11 @@ class StreamDelta:
 
     `token_ids` and `origins` are this step's tokens; `text` is the text that became certain with
     them (it may lag behind while a stop string or a multi-byte character is incomplete). `logprobs`
-    are the tokens' own, where asked for; `prompt_logprobs` come with a request's first delta. The step checked a draft of `num_draft_tokens`,
-    whose first was `drafter`'s, and accepted `num_accepted_tokens`, those that a stop rule cut included. `num_drafted_by` has the
-    draft's tokens by drafter, and `token_drafters` who drafted each token that was accepted, and for the target's own `drafter`.
+    are the tokens' own, where asked for; `prompt_logprobs` come with a request's first delta.
+
+    The step verified a draft of `num_draft_tokens`, the first of them `drafter`'s, and accepted `num_accepted_tokens`, those
+    that a stop rule cut included. `num_drafted_by` counts the draft's tokens by drafter. `token_drafters` names the drafter of
+    each of `token_ids`; of the target's own token that is `drafter`.
     """
 
     request_id: str

@@ -280,7 +280,7 @@ def _check_ranges(params: SamplingParams) -> None:
         "allowed_token_ids",
         "None or a non-empty list of token ids",
     )
-    need(all(isinstance(w, str) and w for w in params.bad_words or ()), "bad_words", "a list of non-empty strings")
+    need(all(params.bad_words or ()), "bad_words", "a list of non-empty strings")
     for token_id, bias in (params.logit_bias or {}).items():
         if not _is_bias(bias):
             raise RequestError(

@@ -176,9 +176,9 @@ class ExecutorInfo:
 class StepTimes:
     """Seconds spent in each phase of a step, or the sum over many steps.
 
-    Where a GPU computes the whole step by itself, the host is busy with other steps meanwhile: `forward` is by the GPU's own
-    clock then, from where it is launched to its end (what is sent before counts as idle); `launch` and `wait` are the host's part of it, and `idle` the seconds in which
-    the GPU had nothing to do before the step, though sequences were waiting for it.
+    Where a GPU computes the whole step by itself, the host is busy with other steps meanwhile. Then `forward` is by the GPU's own
+    clock, from where it is launched to its end (what is sent before counts as idle), `launch` and `wait` are the host's part
+    of it, and `idle` are the seconds in which the GPU had nothing to do before the step, though sequences were waiting for it.
     """
 
     schedule: float = 0.0  # choose sequences and rows, reserve KV

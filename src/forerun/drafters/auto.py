@@ -61,7 +61,8 @@ MOST_DRAFTED = 24
 MOST_PASSES = 5
 """The deepest draft of a model."""
 
-MOST_TABLE_BYTES, MOST_POOL_BYTES = 64_000_000, 64_000_000
+MOST_BYTES_OF_LOOK_UPS = 64_000_000
+"""Of the table, and as many of past answers."""
 
 FOREIGN_SHARE = 0.75
 """Memory of a target in int8 as a share of its weights, where transformers' code computes it."""
@@ -124,6 +125,11 @@ class AutoConfig:
         """
         given = dict(keys)
         if given.get("drafter") is not None:
+            if not isinstance(given["drafter"], Mapping):
+                raise ConfigError(
+                    f"speculative_config: drafter: got {given['drafter']!r:.80}; must be a dict such as "
+                    "{'method': 'eagle3', 'model': PATH}; leave it out for what auto finds itself"
+                )
             own = resolver.read_keys(given["drafter"])
             if own.get("method") in ("auto", "hybrid") or "num_speculative_tokens" in own:
                 raise ConfigError(
@@ -159,14 +165,11 @@ class AutoConfig:
         """Make the drafters that are at hand."""
         if self._drafts_on_device(target):
             return DEVICE_NGRAMS.build(target)
-        model, budget = None, self._budget(target)
-        chosen = next((choice for choice in self._model_choices(target, budget) if choice.is_used), None)
-        if chosen is not None:
-            model = _priced(chosen.method, self._model_config(chosen.method, target), target)
-            budget -= chosen.num_bytes
-        half = budget // 2
-        lookup = LookupDrafter(target, table_bytes=min(half, MOST_TABLE_BYTES), pool_bytes=min(half, MOST_POOL_BYTES))
-        return AutoDrafter(lookup, model)
+        budget = self._budget(target)
+        chosen = _first_used(self._model_choices(target, budget))
+        model = None if chosen is None else _priced(chosen.method, self._model_config(chosen.method, target), target)
+        room = _room_of_look_ups(budget, chosen)
+        return AutoDrafter(LookupDrafter(target, table_bytes=room, pool_bytes=room), model)
 
     def check_has_head(self, drafter: Drafter) -> None:
         """See `BuildsWithHead`."""
@@ -195,33 +198,28 @@ class AutoConfig:
                 *(Choice(method, False, WAITS_FOR_HOST) for method in (*LOOK_UPS, HEAD, "mtp", "self")),
             ]
         budget = self._budget(target)
-        share = f"{self.auto_memory:.0%} of the weights"
-        found = [
+        models = self._model_choices(target, budget)
+        chosen = _first_used(models)
+        room = _room_of_look_ups(budget, chosen)
+        within = f", in at most {room / 1e6:.3g} MB" if room else ": auto_memory leaves no room for it"
+        return [
             Choice("copy", True, "what followed the last tokens earlier in the text"),
-            Choice(
-                "pool",
-                budget > 0,
-                f"past answers, within {share} together with recycle" if budget else "auto_memory is 0",
-            ),
-            Choice(
-                "recycle", budget > 0, f"what the target held likely, within {share}" if budget else "auto_memory is 0"
-            ),
+            Choice("pool", room > 0, f"past answers{within}"),
+            Choice("recycle", room > 0, f"what the target held likely{within}"),
+            *models,
         ]
-        is_taken = False
-        for choice in self._model_choices(target, budget):
-            if is_taken and choice.num_bytes:
-                choice = replace(choice, is_used=False, why="a drafter before it is used")
-            is_taken = is_taken or choice.is_used
-            found.append(choice)
-        return found
 
     def _model_choices(self, target: TargetInfo, budget: int) -> list[Choice]:
-        """The drafters that compute, or the one that is given; the first that can be is used."""
-        return [
+        """The drafters that compute, or the one that is given: the first that can be is used, and no memory is asked for others."""
+        found: list[Choice] = []
+        for choice in (
             self._head_choice(target, budget),
             self._mtp_choice(target, budget),
             self._self_choice(target, budget),
-        ]
+        ):
+            is_late = choice.num_bytes > 0 and _first_used(found) is not None
+            found.append(replace(choice, is_used=False, why="a drafter before it is used") if is_late else choice)
+        return found
 
     def _drafts_on_device(self, target: TargetInfo) -> bool:
         """Whether a GPU computes whole steps, which would wait for any draft of the host, and no drafter is given."""
@@ -314,6 +312,16 @@ def _priced_to_depth(max_depth: int, name: str, config: DrafterConfig, target: T
     drafter = config.build(replace(target, num_speculative_tokens=max_depth * (1 + num_runners_up)))
     guarded = GuardedDrafter(drafter, vocab_size=target.vocab_size)
     return PricedDrafter(name, guarded, max_depth=max_depth, num_runners_up=num_runners_up)
+
+
+def _first_used(choices: Listing[Choice]) -> Choice | None:
+    return next((choice for choice in choices if choice.is_used), None)
+
+
+def _room_of_look_ups(budget: int, model: Choice | None) -> int:
+    """The most bytes of the table, and of past answers: each has half of what the model leaves."""
+    left = budget - (0 if model is None else model.num_bytes)
+    return min(left // 2, MOST_BYTES_OF_LOOK_UPS)
 
 
 def _computes_few_bits(target: LoadedTarget) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.core.draft import NO_DRAFT, Draft
-from forerun.core.numbers import Numbers, as_numpy
+from forerun.core.host_arrays import HostArray, as_numpy
 from forerun.drafters.margins import EarlyStop
 
 if TYPE_CHECKING:
@@ -301,10 +301,10 @@ class VerifiedRows:
     def __init__(
         self,
         *,
-        token_ids: Numbers,
-        previous_ids: Numbers,
-        candidate_ids: Numbers,
-        candidate_logits: Numbers,
+        token_ids: HostArray,
+        previous_ids: HostArray,
+        candidate_ids: HostArray,
+        candidate_logits: HostArray,
         salts: Listing[tuple[int, int, str | None]],
     ) -> None:
         """`salts` are (first row, row behind the last, cache salt) of each sequence; see the properties for the rest."""

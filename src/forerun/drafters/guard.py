@@ -113,14 +113,19 @@ class GuardedDrafter:
 
     def propose(self, requests: Listing[DraftRequest], features: Mapping[str, Tensor]) -> list[Draft]:
         """Return one valid draft per request, within its limits; empty where the drafter fails."""
-        ready = [request for request in requests if self._is_ready(request.sequence)]
+        ready = tuple([request for request in requests if self._is_ready(request.sequence)])  # no drafter can sort it
         if not ready:
             return [NO_DRAFT] * len(requests)
+        lengths = [len(request.sequence.output_ids) for request in ready]
         try:
             drafts = list(self.drafter.propose(DraftContext(requests=ready, features=features)))
             if len(drafts) != len(ready):
                 raise DraftError(f"propose returned {len(drafts)} drafts for {len(ready)} requests; return one each")
+            if lengths != [len(request.sequence.output_ids) for request in ready]:
+                raise DraftError("propose changed the output_ids of a sequence; draft in a list of its own")
         except Exception as error:
+            for request, length in zip(ready, lengths, strict=True):
+                del request.sequence.output_ids[length:]
             self._note_failure(error)
             return [NO_DRAFT] * len(requests)
         checked = [self._checked(draft, request) for draft, request in zip(drafts, ready, strict=True)]
@@ -148,9 +153,9 @@ class GuardedDrafter:
         try:
             check_draft(draft, vocab_size=self._vocab_size)
             cut = cut_draft(draft, max_tokens=request.max_tokens, max_depth=request.max_depth)
-            if cut.source is None and self.source is not None and cut.token_ids:
-                return replace(cut, source=self.source)
-            return cut
+            if not cut.token_ids:  # whatever else it says is not looked at
+                return NO_DRAFT
+            return replace(cut, source=self.source) if cut.source is None and self.source is not None else cut
         except Exception as error:
             self._note_failure(error)
             return NO_DRAFT
@@ -190,7 +195,7 @@ def check_draft(draft: Draft, *, vocab_size: int) -> None:
             raise DraftError(
                 "survival beside probs; leave it out: what was drawn from probs is verified whatever it is"
             )
-        _check_probs(draft.probs, shape=(len(draft), vocab_size))
+        _check_probs(draft.probs, draft.token_ids, vocab_size=vocab_size)
 
 
 def _check_token_ids(token_ids: tuple[int, ...], *, vocab_size: int) -> None:
@@ -231,13 +236,22 @@ def _is_survival(survival: object, *, num_nodes: int) -> bool:
     return all(map(le, (*survival, 0.0), (1.0, *survival)))
 
 
-def _check_probs(probs: Tensor, *, shape: tuple[int, int]) -> None:
-    """Raise unless each row is a distribution, up to rounding: with others a verifier is not exact, or can draw nothing."""
+def _check_probs(probs: Tensor, token_ids: tuple[int, ...], *, vocab_size: int) -> None:
+    """Raise unless each row is a distribution, up to rounding, that its token can be drawn from: with others no verifier is exact."""
+    import torch  # here: drafts of look-ups have none
+
+    if not isinstance(probs, torch.Tensor):
+        raise DraftError(f"probs are a {type(probs).__name__}; must be a torch tensor")
+    shape = len(token_ids), vocab_size
     if tuple(probs.shape) != shape:
         raise DraftError(f"probs of shape {tuple(probs.shape)}; must be {shape}")
     is_distribution = (probs.amin(-1) >= 0.0) & ((probs.sum(-1) - 1.0).abs() < ROUNDING)  # False where there is a NaN
-    if not is_distribution.all():
-        raise DraftError("probs: a row is no distribution; must be chances of 0 or more that add up to 1")
+    can_be_drawn = probs.gather(-1, torch.tensor(token_ids, device=probs.device)[:, None])[:, 0] > 0.0
+    if not (is_distribution & can_be_drawn).all():
+        raise DraftError(
+            "probs: a row is no distribution that its token was drawn from; must be chances of 0 or more that add up to 1, "
+            "the drawn token's own above 0"
+        )
 
 
 def _are_ints(values: Listing[object]) -> bool:

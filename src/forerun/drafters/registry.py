@@ -55,9 +55,9 @@ DRAFTERS: dict[str, DrafterMethod] = {
         config="auto.AutoConfig",
         info=MethodInfo(
             bets_on="all that is at hand: copies, past answers, what the target held likely, a model where it pays",
-            training="none; a trained head is used if it is given",
+            training="none; it learns while it runs",
             trees="always",
-            files="none",
+            files="what --for shows for a model: a head that comes with forerun or is given, MTP layers, the target in fewer bits",
             paper="none; Token Recycling, arXiv 2408.08696, and prompt lookup are part of it",
         ),
     ),

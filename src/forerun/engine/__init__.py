@@ -1,1 +1,1 @@
-"""The engine: configuration, scheduling, batching, the forward pass and the commit."""
+"""The policy half, in integers and without torch: requests, scheduling, plans, commits, text, statistics, simulation."""

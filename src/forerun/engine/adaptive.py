@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
-from operator import mul
 from typing import NamedTuple
 
 from forerun.core.depth_rates import DepthRates
 from forerun.core.draft import SLACK, Draft
 from forerun.core.stats import SpeculationStats
 from forerun.core.step import UNKNOWN_TOKEN, LateDraft, StepRecord
-from forerun.engine.costs import StepCosts
+from forerun.engine.costs import MOST_CHANGE, StepCosts
+from forerun.engine.regret import ChoiceAccount
 from forerun.engine.speculation import SpeculationReport
 
 SURE_GAIN = 0.98
@@ -28,23 +28,14 @@ MOST_SHARING = 64
 AVERAGED_OVER = 64  # steps, in the running gain of drafting
 FIRST_PAUSE, LONGEST_PAUSE = 32, 1024  # steps without drafting after it did not pay
 
-STATIC_LENGTHS = (0, 1, 2, 3, 5, 8, 12, 16)
-"""The fixed draft lengths that the choice is compared with."""
-
-NUM_COMPARED = STATIC_LENGTHS[-1] + 1
-"""The nodes of a draft that are told apart: the last one stands for all behind the longest fixed length."""
-
 TRIED_EVERY = 16  # steps: how often more or fewer rows are verified than seem best, where their cost is not known yet
 
-INTERRUPTED = 20.0
-"""A step that takes so many times a plain one's time has been interrupted, or the clock has jumped."""
-
-BELIEVED = 8.0
-"""Tokens that are taken to have stood as promised, before any is known."""
+INTERRUPTED = math.exp(MOST_CHANGE)
+"""A step that takes so many times what it should has been interrupted, or the clock has jumped: that is held against no draft."""
 
 MOST_LOST, LOST_SHARE = 0.3, 0.03
 """What drafts may cost a sequence beyond what they have brought it, before it gets no more: so many tokens, and this share of its
-tokens so far, which is a twentieth of fifteen tokens and less of more."""
+tokens so far. Together that is 5 % of a text of 15 tokens, and less of a longer one."""
 
 PRICE_WEIGHT = 0.1  # of a step in the running price of a row
 
@@ -98,57 +89,6 @@ class _Prices:
         return lost + max(0.0, cost - sum(verifying.survival or ()))
 
 
-@dataclass(slots=True)
-class _Promised:
-    """What drafts were expected to bring in the steps that are compared: by the number of a node in its draft, and their cost."""
-
-    tokens: list[float] = field(default_factory=lambda: [0.0] * NUM_COMPARED)
-    cost: float = 0.0
-
-    def add(self, tokens: Sequence[float], *, cost: float) -> None:
-        """Count a step, by the tokens that the nodes of each number were expected to bring together."""
-        self.cost += cost
-        for node, of_node in enumerate(tokens):
-            self.tokens[node] += of_node
-
-    def rate(self, num_sequences: float, came_true: Sequence[float]) -> float:
-        """Tokens for the cost, where so much of what is promised comes true."""
-        tokens: float = num_sequences + sum(map(mul, self.tokens, came_true))
-        return tokens / self.cost
-
-
-@dataclass(slots=True)
-class _Account:
-    """What was chosen, against fixed lengths in the same steps, and what became of the nodes that were verified."""
-
-    num_sequences: float = 0.0  # of the steps that are compared
-    chosen: _Promised = field(default_factory=_Promised)
-    static: list[_Promised] = field(default_factory=lambda: [_Promised() for _ in STATIC_LENGTHS])
-    expected: list[float] = field(default_factory=lambda: [0.0] * NUM_COMPARED)  # tokens, by the number of a node
-    stood: list[int] = field(default_factory=lambda: [0] * NUM_COMPARED)
-    tokens: float = 0.0
-    seconds: float = 0.0
-    plain_seconds: float = 0.0  # that plain decoding would have needed for the same tokens
-
-    def note_step(self, num_tokens: int, seconds: float, *, plain: float) -> None:
-        """Count the tokens of a step, the seconds that it took, and those that a token takes in a plain step."""
-        self.tokens += num_tokens
-        self.seconds += seconds
-        self.plain_seconds += num_tokens * plain
-
-    def note_fate(self, survival: Sequence[float], stood: Sequence[int]) -> None:
-        """Count the nodes of a verified draft by their chances, and those that stood."""
-        for node, chance in enumerate(survival):
-            self.expected[min(node, NUM_COMPARED - 1)] += chance
-        for node in stood:
-            self.stood[min(node, NUM_COMPARED - 1)] += 1
-
-    def came_true(self) -> list[float]:
-        """By the number of a node: what of the promised tokens stood; about 1 where few were verified."""
-        pairs = zip(self.stood, self.expected, strict=True)
-        return [(stood + BELIEVED) / (expected + BELIEVED) for stood, expected in pairs]
-
-
 class _Undrafted(NamedTuple):
     """A step without its drafts; what its prompts cost is taken off `beside`, as they are read whatever is drafted."""
 
@@ -192,9 +132,10 @@ class AdaptiveLength:
         self._pause = _Pause()
         self._prices = _Prices()  # in the step that is planned
         self._all_prices: defaultdict[int, _Prices] = defaultdict(_Prices)  # by the size of steps, see `_prices_beside`
-        self._account = _Account()
+        self._account = ChoiceAccount()
         self._last_price: float | None = None  # of one more row, in tokens, in the step that is planned
         self._price = 0.0  # about that of the next step
+        self._limit = 0  # of drafts in the step that is planned, a pause left out
         self._context = 0.0  # tokens of a sequence in the KV cache, at the last step without prompts
         self._num_choices = 0
         self._next_trial = TRIED_EVERY
@@ -213,14 +154,19 @@ class AdaptiveLength:
         least_price = batch_size / plain * self._cheapest_row(batch_size)
         self._price, self._last_price = self._last_price or least_price, None
         self._prices = self._prices_beside(batch_size)
-        if self._pause.num_left:
-            return 0
-        if least_price < SURE_GAIN or self._is_unknown(batch_size + _more(batch_size), batch_size):
-            return self.num_speculative_tokens
-        return 0
+        may_pay = least_price < SURE_GAIN or self._is_unknown(batch_size + _more(batch_size), batch_size)
+        self._limit = self.num_speculative_tokens if may_pay else 0
+        return 0 if self._pause.num_left else self._limit
 
-    def limit_of(self, sequence: SpeculationStats, limit: int, *, verifying: Draft) -> int:
-        """`limit`, or nothing where drafts have cost the sequence too much: short texts have no time to make up for it."""
+    def limit_of(
+        self, sequence: SpeculationStats, limit: int, *, verifying: Draft, has_prediction: bool = False
+    ) -> int:
+        """`limit`, or nothing where drafts have cost the sequence too much: short texts have no time to make up for it.
+
+        A pause is none for a text that comes with a prediction, whatever has been drafted in vain for others.
+        """
+        if has_prediction:
+            limit = self._limit
         if not limit:
             return 0
         num_tokens = sequence.num_steps + sequence.num_accepted_tokens
@@ -357,9 +303,8 @@ class AdaptiveLength:
             brought = num_accepted / num_sequences * plain
             self._pause.note_gain(brought - verifying - drafting, plain_seconds=plain)
         if num_undrafted == num_sequences:  # no prompts were read
-            self._account.note_step(
-                num_sequences + num_accepted, min(seconds, INTERRUPTED * plain) + drafting, plain=plain / num_sequences
-            )
+            believed = min(seconds, INTERRUPTED * (plain + verifying))
+            self._account.note_step(num_sequences + num_accepted, believed + drafting, plain=plain / num_sequences)
 
     def _prices_beside(self, num_sequences: int) -> _Prices:
         """What drafts cost in steps of about so many sequences: the more there are, the fewer nodes cost next to nothing."""
@@ -390,35 +335,16 @@ class AdaptiveLength:
         self._num_choices += 1
         if self._num_choices % COMPARED_EVERY:
             return
-        account, drafting = self._account, self._draft_cost(step.num_sequences)
-        account.num_sequences += step.num_sequences
-        verified = [one[:length] for one, length in zip(chances, lengths, strict=True)]
-        account.chosen.add(_by_node(verified), cost=self._cost_with(sum(lengths), step) + drafting)
-        by_node, sizes = _by_node(chances), list(map(len, chances))
-        for promised, length in zip(account.static, STATIC_LENGTHS, strict=True):
-            num_drafted = sum([min(size, length) for size in sizes])
-            promised.add(by_node[:length], cost=self._cost_with(num_drafted, step) + (drafting if length else 0.0))
-
-    def _cost_with(self, num_drafted: int, step: _Undrafted) -> float:
-        return self.costs.of_rows(step.num_rows + num_drafted) + step.beside
+        self._account.note_choice(
+            chances,
+            lengths,
+            cost_with=lambda num_drafted: self.costs.of_rows(step.num_rows + num_drafted) + step.beside,
+            drafting=self._draft_cost(step.num_sequences),
+        )
 
     def report(self) -> SpeculationReport | None:
-        """What the choices were worth; None before the costs are known.
-
-        Fixed lengths are judged in hindsight: by what became of verified nodes with the same number in their drafts.
-        """
-        account = self._account
-        if not account.seconds or not account.chosen.cost:
-            return None
-        came_true = account.came_true()
-        rates = [promised.rate(account.num_sequences, came_true) for promised in account.static]
-        best = max(range(len(rates)), key=rates.__getitem__)
-        return SpeculationReport(
-            tokens_per_second=account.tokens / account.seconds,
-            plain_tokens_per_second=account.tokens / account.plain_seconds,
-            best_static_length=STATIC_LENGTHS[best],
-            regret=max(0.0, rates[best] / account.chosen.rate(account.num_sequences, came_true) - 1.0),
-        )
+        """See `ChoiceAccount`."""
+        return self._account.report()
 
 
 def _lengths(chances: Sequence[Sequence[float]], chosen: Sequence[float]) -> list[int]:
@@ -438,16 +364,6 @@ def _lengths(chances: Sequence[Sequence[float]], chosen: Sequence[float]) -> lis
             length += 1
         lengths.append(length)
     return lengths
-
-
-def _by_node(drafts: Sequence[Sequence[float]]) -> list[float]:
-    """The chances of drafts' nodes, summed over those with the same number; late ones count together."""
-    sums = [0.0] * NUM_COMPARED
-    for chances in drafts:
-        for node, chance in enumerate(chances[: NUM_COMPARED - 1]):
-            sums[node] += chance
-        sums[-1] += sum(chances[NUM_COMPARED - 1 :])
-    return sums
 
 
 def _more(num_sequences: int) -> int:

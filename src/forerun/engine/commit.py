@@ -53,21 +53,30 @@ def commit(
         if generation.prediction is not None and draft.source == PREDICTION:
             _count_prediction(generation.prediction, committed)
         if result.logprobs is not None:
-            rows = describe_logprobs(result.logprobs, committed.token_ids, token_text=token_text)
-            generation.logprobs += rows
-            generation.cumulative_logprob += sum(
-                row[t].logprob for row, t in zip(rows, committed.token_ids, strict=True)
-            )
+            _append_logprobs(generation, result.logprobs, committed.token_ids, token_text)
         tail += committed.token_ids[: len(result.accepted)]
     if planned.reaches_end and result.is_decided:
         generation.draft, generation.asked_limit = result.draft, planned.draft_limit
     if has_kv:
-        if result.error is None:
-            is_undecided = planned.reaches_end and not result.is_decided
-            generation.table.commit(tail[:-1] if is_undecided else tail)  # its logits are wanted again
-        later = generation.in_flight
-        generation.table.release_surplus(0 if later is None else max(0, later.end - generation.table.num_computed))
+        _commit_kv(generation, planned, result, tail)
     return committed
+
+
+def _append_logprobs(
+    generation: Generation, found: RowLogprobs, token_ids: Sequence[int], token_text: TokenText
+) -> None:
+    rows = describe_logprobs(found, token_ids, token_text=token_text)
+    generation.logprobs += rows
+    generation.cumulative_logprob += sum(row[t].logprob for row, t in zip(rows, token_ids, strict=True))
+
+
+def _commit_kv(generation: Generation, planned: PlannedSequence, result: SequenceResult, token_ids: list[int]) -> None:
+    """Charge the KV of the tokens that stand, and give back the places that no step in flight writes to."""
+    if result.error is None:
+        is_undecided = planned.reaches_end and not result.is_decided  # then the newest token is computed again
+        generation.table.commit(token_ids[:-1] if is_undecided else token_ids)
+    later = generation.in_flight
+    generation.table.release_surplus(0 if later is None else max(0, later.end - generation.table.num_computed))
 
 
 def _append_tokens(generation: Generation, draft: Draft, result: SequenceResult) -> Committed:

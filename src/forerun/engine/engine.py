@@ -35,7 +35,7 @@ from forerun.engine.generation import SAVED, Generation
 from forerun.engine.request import HiddenStatesFiles, Request, RequestProcessor
 from forerun.engine.scheduler import Scheduler
 from forerun.engine.speculation import SpeculationControl
-from forerun.engine.stats import EngineState, EngineStats, Metric, StatsLog
+from forerun.engine.stats import EngineState, EngineStats, StatsLog
 from forerun.errors import ErrorKind, RequestError, StepError
 from forerun.executor.base import Executor
 from forerun.kv.block_pool import BlockPool
@@ -134,10 +134,6 @@ class Engine:
         """The statistics and the state of this moment, as records that count no further."""
         return EngineSnapshot(copy.deepcopy(self.stats), self.state)
 
-    def metrics(self) -> list[Metric]:
-        """All counters and gauges, in vLLM's names where vLLM has them."""
-        return self.stats.metrics(self.state)
-
     def reset_stats(self) -> None:
         """Count from zero again."""
         self.stats = EngineStats()
@@ -157,7 +153,6 @@ class Engine:
         prompt_ids: Sequence[int],
         sampling: SamplingParams,
         *,
-        prompt: str | None = None,
         cache_salt: str | None = None,
     ) -> None:
         """Accept and queue a request.
@@ -165,9 +160,7 @@ class Engine:
         Raises:
             RequestError: the id is in use, or the prompt or a sampling value does not fit.
         """
-        request = EngineRequest(
-            request_id=request_id, prompt_ids=prompt_ids, sampling=sampling, prompt=prompt, cache_salt=cache_salt
-        )
+        request = EngineRequest(request_id=request_id, prompt_ids=prompt_ids, sampling=sampling, cache_salt=cache_salt)
         try:
             self.accept(request)
             self.submit(request_id)
@@ -362,7 +355,10 @@ class Engine:
                 tails.append(generation.tokens_between(planned.start, planned.start + planned.num_tail))
                 drafts.append(generation.draft.first(planned.num_draft) if planned.num_draft else NO_DRAFT)
             if planned.reaches_end:
-                limit = control.limit_of(generation.stats, draft_limit, verifying=drafts[-1])
+                has_prediction = bool(generation.spec.prediction_ids)
+                limit = control.limit_of(
+                    generation.stats, draft_limit, verifying=drafts[-1], has_prediction=has_prediction
+                )
                 generation.draft_limit = generation.draft_limit_within(limit)
                 planned.draft_limit, planned.min_survival = generation.draft_limit, min_survival
             if not generation.is_known:

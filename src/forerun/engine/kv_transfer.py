@@ -6,7 +6,8 @@ or was evicted again, is computed, to the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from forerun.errors import ConfigError
@@ -20,24 +21,18 @@ if TYPE_CHECKING:
 
 def num_missing_tokens(parts: EngineParts, token_ids: Sequence[int], cache_salt: str | None) -> int:
     """The tokens of a prompt's full blocks that the prefix cache does not have: what a transfer can bring."""
-    table = BlockTable(parts.pool, block_size=parts.block_size, cache_salt=cache_salt)
-    digests = table.prefix_digests(token_ids)
-    try:
+    with _table_for_now(parts, cache_salt) as table:
+        digests = table.prefix_digests(token_ids)
         return len(digests) * parts.block_size - table.match(digests)
-    finally:
-        table.free()
 
 
 def export_kv(parts: EngineParts, token_ids: Sequence[int], cache_salt: str | None = None) -> TransferredKV:
     """Copy the KV of the leading full blocks of a prompt that are in the prefix cache; between two steps."""
-    table = BlockTable(parts.pool, block_size=parts.block_size, cache_salt=cache_salt)
-    digests = table.prefix_digests(token_ids)
-    try:
+    with _table_for_now(parts, cache_salt) as table:
+        digests = table.prefix_digests(token_ids)
         num_tokens = table.match(digests)
         blocks = table.block_ids.tolist()
         caches = parts.executor.read_blocks(blocks, digests[: len(blocks)])
-    finally:
-        table.free()
     return TransferredKV(
         token_ids=tuple(token_ids[:num_tokens]), cache_salt=cache_salt, block_size=parts.block_size, caches=caches
     )
@@ -64,9 +59,8 @@ def import_kv(parts: EngineParts, kv: TransferredKV, *, spare_blocks: int = 0) -
         )
     if not parts.pool.enable_prefix_caching:
         return False
-    table = BlockTable(parts.pool, block_size=parts.block_size, cache_salt=kv.cache_salt)
     digests = list(block_digests(root_digest(kv.cache_salt), kv.token_ids, block_size=parts.block_size))
-    try:
+    with _table_for_now(parts, kv.cache_salt) as table:
         num_known = table.match(digests)
         first = table.num_blocks
         num_missing = len(digests) - first
@@ -77,5 +71,13 @@ def import_kv(parts: EngineParts, kv: TransferredKV, *, spare_blocks: int = 0) -
         parts.executor.write_blocks(table.block_ids[first:].tolist(), digests[first:], kv.caches, first=first)
         table.commit(kv.token_ids[num_known:])
         return True
+
+
+@contextmanager
+def _table_for_now(parts: EngineParts, cache_salt: str | None) -> Iterator[BlockTable]:
+    """An empty table; what it holds at the end of the block is given back."""
+    table = BlockTable(parts.pool, block_size=parts.block_size, cache_salt=cache_salt)
+    try:
+        yield table
     finally:
         table.free()

@@ -16,7 +16,7 @@ from forerun.core.stats import PredictionCounts, SpeculationStats
 from forerun.core.step import EndedSequence, SequenceSpec
 from forerun.engine.client import EngineRequest
 from forerun.engine.generation import Generation
-from forerun.engine.text import CompletionText, TokenText
+from forerun.engine.text import CompletionText, Detokenizer
 from forerun.errors import ErrorKind, RequestError
 from forerun.executor.base import Executor
 from forerun.kv.block_pool import BlockPool
@@ -39,7 +39,7 @@ class RequestTokenizer(Protocol):
         """The text of token ids."""
         ...
 
-    def stream(self, prompt_ids: Sequence[int], *, skip_special_tokens: bool) -> TokenText:
+    def stream(self, prompt_ids: Sequence[int], *, skip_special_tokens: bool) -> Detokenizer:
         """The text of what follows a prompt, token by token."""
         ...
 
@@ -144,12 +144,7 @@ class RequestProcessor:
         ids = as_token_ids("prompt", request.prompt_ids, "a text or a list of token ids")
         output_ids = tuple(as_token_ids("output_ids", request.output_ids, "a list of token ids"))
         sampling = request.sampling
-        self._check_prompt(ids)
-        self._check_written(ids, output_ids, sampling)
-        self._check_logprobs(sampling)
-        self._check_kv_transfer(request.request_id, sampling)
-        if request.cache_salt is not None and not isinstance(request.cache_salt, str):
-            raise RequestError(f"cache_salt: got {request.cache_salt!r}; must be a string or None")
+        self._check(request, ids, output_ids)
         seed = sampling.seed if sampling.seed is not None else self.random_source.getrandbits(63)
         stop_tokens = self._stop_tokens(sampling)
         stop_token_ids = frozenset(stop_tokens)
@@ -197,29 +192,35 @@ class RequestProcessor:
             self._token_texts[token_id] = self.tokenizer.decode([token_id], skip_special_tokens=False)
         return self._token_texts[token_id]
 
+    def _check(self, request: EngineRequest, prompt_ids: list[int], output_ids: tuple[int, ...]) -> None:
+        self._check_prompt(prompt_ids)
+        self._check_written(prompt_ids, output_ids, request.sampling)
+        self._check_logprobs(request.sampling)
+        self._check_kv_transfer(request.request_id, request.sampling)
+        if request.cache_salt is not None and not isinstance(request.cache_salt, str):
+            raise RequestError(f"cache_salt: got {request.cache_salt!r}; must be a string or None")
+
     def _check_prompt(self, ids: list[int]) -> None:
         if not ids:
             raise RequestError("prompt: got no tokens; needs at least one; give some text")
-        if min(ids) < 0 or max(ids) >= self.vocab_size:
-            bad = next(t for t in ids if not 0 <= t < self.vocab_size)
-            raise RequestError(
-                f"prompt: got token id {bad}; must be from 0 to {self.vocab_size - 1}; check the tokenizer"
-            )
+        self._check_vocabulary("prompt", ids)
         if len(ids) >= self.max_model_len:
             raise RequestError(
                 f"prompt: got {len(ids)} tokens; must be below max_model_len ({self.max_model_len}), which holds the answer "
                 "too; shorten it or raise max_model_len"
             )
 
+    def _check_vocabulary(self, name: str, token_ids: Sequence[int]) -> None:
+        if not token_ids or 0 <= min(token_ids) <= max(token_ids) < self.vocab_size:
+            return
+        bad = next(token_id for token_id in token_ids if not 0 <= token_id < self.vocab_size)
+        raise RequestError(f"{name}: got token id {bad}; must be from 0 to {self.vocab_size - 1}; check the tokenizer")
+
     def _check_written(self, prompt_ids: list[int], output_ids: tuple[int, ...], sampling: SamplingParams) -> None:
         """Refuse tokens from another engine that no engine of this model can have written, or that leave nothing to do."""
         if not output_ids:
             return
-        bad = next((token_id for token_id in output_ids if not 0 <= token_id < self.vocab_size), None)
-        if bad is not None:
-            raise RequestError(
-                f"output_ids: got token id {bad}; must be from 0 to {self.vocab_size - 1}; check the tokenizer"
-            )
+        self._check_vocabulary("output_ids", output_ids)
         if len(prompt_ids) + len(output_ids) >= self._max_length(prompt_ids, sampling):
             raise RequestError(
                 f"output_ids: got {len(output_ids)} tokens; must leave room for one more within max_tokens "
@@ -280,8 +281,8 @@ class RequestProcessor:
             if sampling.stop_strings:
                 raise RequestError("stop: stop strings need a tokenizer, but the model was loaded without one")
             return None
-        tokens = self.tokenizer.stream(spec.prompt_ids, skip_special_tokens=sampling.skip_special_tokens)
-        text = CompletionText(tokens, stop=sampling.stop_strings, include_stop=sampling.include_stop_str_in_output)
+        detokenizer = self.tokenizer.stream(spec.prompt_ids, skip_special_tokens=sampling.skip_special_tokens)
+        text = CompletionText(detokenizer, stop=sampling.stop_strings, include_stop=sampling.include_stop_str_in_output)
         for token_id in spec.output_ids:
             text.push(token_id, stops_count=False)  # none of them ended it
         text.take_delta(finished=False)  # what was certain has been handed out elsewhere
@@ -334,11 +335,7 @@ class RequestProcessor:
                 f"prediction: got {len(ids)} tokens; may be at most max_model_len ({self.max_model_len}), as no text is "
                 "longer; cut it to the part that is expected"
             )
-        bad = next((token_id for token_id in ids if not 0 <= token_id < self.vocab_size), None)
-        if bad is not None:
-            raise RequestError(
-                f"prediction: got token id {bad}; must be from 0 to {self.vocab_size - 1}; check the tokenizer"
-            )
+        self._check_vocabulary("prediction", ids)
         return tuple(ids)
 
 

@@ -15,6 +15,9 @@ from forerun.kv.block_pool import BlockPool
 PROMPT_LOGPROB_ROWS = 256
 """Rows with logits of prompt tokens in one step; where they are used up each prompt that wants some gets one, so that it goes on."""
 
+Chosen = tuple[Generation, PlannedSequence]
+"""A sequence that computes something in the next step, and its rows."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerLimits:
@@ -134,7 +137,7 @@ class Scheduler:
         generation.table.free()
         generation.in_flight = None
 
-    def schedule(self, control: SpeculationControl) -> list[tuple[Generation, PlannedSequence]]:
+    def schedule(self, control: SpeculationControl) -> list[Chosen]:
         """Choose the rows of the next step and reserve their KV places; `control` says how much of the drafts it verifies.
 
         Committed tokens come first, for the running sequences and then for newly admitted ones;
@@ -154,9 +157,9 @@ class Scheduler:
             planned.blocks = generation.table.block_ids.copy()
         return chosen
 
-    def _schedule_running(self) -> tuple[list[tuple[Generation, PlannedSequence]], int]:
+    def _schedule_running(self) -> tuple[list[Chosen], int]:
         """Rows for the committed tokens of running sequences; the youngest are preempted where memory is short."""
-        chosen: list[tuple[Generation, PlannedSequence]] = []
+        chosen: list[Chosen] = []
         budget = self._limits.max_num_batched_tokens
         at = 0
         while at < len(self.running) and budget > 0:
@@ -179,7 +182,7 @@ class Scheduler:
     def _reserve(self, generation: Generation, planned: PlannedSequence) -> bool:
         return generation.table.allocate(planned.end - generation.table.num_computed)
 
-    def _admit(self, chosen: list[tuple[Generation, PlannedSequence]], budget: int) -> int:
+    def _admit(self, chosen: list[Chosen], budget: int) -> int:
         """Start waiting sequences while there is budget, a place, and memory for all their tokens; what budget is left."""
         places = self._places()
         while self.waiting and budget > 0 and len(self.running) < self._limits.max_num_seqs:
@@ -252,24 +255,22 @@ class Scheduler:
         num_free = self._pool.num_free + youngest.table.num_exclusive_blocks
         num_needed = -(-newcomer.num_tokens // self._block_size) + len(self.running)
         if num_needed <= num_free and _may_give_up_its_kv(youngest):
-            self.running.remove(youngest)
             self._give_up(youngest)
             self.waiting.put_back(youngest)
 
     def _preempt(self, generation: Generation) -> None:
         """Give up the KV of the youngest running sequence; it will be computed again."""
         assert len(self.running) > 1, "a sequence that runs alone always fits: the engine checked it at start"
-        self.running.remove(generation)
         self._give_up(generation)
         self.waiting.put_first([generation])
 
     def _give_up(self, generation: Generation) -> None:
+        """Take a sequence out of the running ones, and free its KV."""
+        self.running.remove(generation)
         generation.table.free()
         self.num_preemptions += 1
 
-    def _add_drafts(
-        self, chosen: list[tuple[Generation, PlannedSequence]], budget: int, control: SpeculationControl
-    ) -> None:
+    def _add_drafts(self, chosen: list[Chosen], budget: int, control: SpeculationControl) -> None:
         """Give each sequence at its end as much of its draft as `control`, budget and memory allow."""
         drafts = [_draft(generation, planned) for generation, planned in chosen]
         if not any(draft.token_ids for draft in drafts):
@@ -310,9 +311,7 @@ def _draft(generation: Generation, planned: PlannedSequence) -> Draft:
     return generation.draft
 
 
-def _next_rows(
-    generation: Generation, budget: int, chosen: Iterable[tuple[Generation, PlannedSequence]]
-) -> PlannedSequence | None:
+def _next_rows(generation: Generation, budget: int, chosen: Iterable[Chosen]) -> PlannedSequence | None:
     """The rows that a sequence can use now, drafts aside; None where a step in flight surely writes its last token.
 
     `chosen` sequences have rows already, and share the rows with logits of prompt tokens with this one.

@@ -135,7 +135,7 @@ class SimulatedEngine(Engine):
         return plan
 
     def look_ahead(self) -> DecodeStretch | None:
-        """The next steps if they only decode, `MOST_STEPS` at most; None where the next one may do more, or takes nobody knows how long."""
+        """The next steps, `MOST_STEPS` at most, as far as they only decode; None where the next one may do more, or its time is not known."""
         running = self._parts.scheduler.running
         if not self._can_look_ahead or not running or not self._only_decodes(running):
             return None
@@ -241,9 +241,9 @@ class SimulatedEngine(Engine):
             one.origins += [origin for found in drafted for origin in _verdict(found).origins]
             counts = Counter(drafted)
         for found, times in counts.items():
-            draft, accepted = _verdict(found).draft, found[1]
-            one.stats.record(draft, accepted, times=times)
-            self.stats.speculation.record(draft, accepted, times=times)
+            draft = _verdict(found).draft
+            one.stats.record(draft, found.right, times=times)
+            self.stats.speculation.record(draft, found.right, times=times)
 
     def _move_blocks(
         self,
@@ -252,7 +252,7 @@ class SimulatedEngine(Engine):
         tails: Sequence[Sequence[int]],
         num_steps: int,
     ) -> list[int]:
-        """Reserve, fill and give back blocks in the order of so many steps, and end what the last of them ends; the blocks held in each."""
+        """Reserve, fill and give back blocks step by step, and end the texts that the last step ends; the blocks held in each."""
         pool, block_size = self._parts.pool, self._settings.block_size
         firsts = [one.table.num_computed for one in running]
         begun, drafted, done = _block_changes(sequences, num_steps, block_size)
@@ -285,17 +285,21 @@ class _Verdict(NamedTuple):
 
 @functools.lru_cache(maxsize=4096)
 def _verdict(drafted: Drafted) -> _Verdict:
-    shape, accepted = drafted
-    draft = NO_DRAFT
+    shape, draft = drafted.shape, NO_DRAFT
     if shape.num_nodes:
         draft = Draft((UNKNOWN_TOKEN,) * shape.num_nodes, shape.parents, source=shape.source)
-    return _Verdict(draft, origins_of(draft, accepted))
+    return _Verdict(draft, origins_of(draft, drafted.right))
 
 
-def _block_changes(
-    sequences: Sequence[StepsAhead], num_steps: int, block_size: int
-) -> tuple[list[list[int]], list[list[int]], list[list[int]]]:
-    """By step the numbers of the sequences whose next token is in a new block, whose draft is, and who then fill a block or give one back."""
+class _BlockChanges(NamedTuple):
+    """By step, the numbers of the sequences that need new blocks, or have done with some."""
+
+    begun: list[list[int]]  # their next token is in a new block
+    drafted: list[list[int]]  # their draft reaches into a new block
+    done: list[list[int]]  # they fill a block, or give one back
+
+
+def _block_changes(sequences: Sequence[StepsAhead], num_steps: int, block_size: int) -> _BlockChanges:
     begun: list[list[int]] = [[] for _ in range(num_steps)]
     drafted: list[list[int]] = [[] for _ in range(num_steps)]
     done: list[list[int]] = [[] for _ in range(num_steps)]
@@ -316,7 +320,7 @@ def _block_changes(
                 drafted[step].append(number)
             if reaches_on or (ahead.lengths[step + 1] - 1) // block_size > last // block_size:
                 done[step].append(number)
-    return begun, drafted, done
+    return _BlockChanges(begun, drafted, done)
 
 
 def simulated_engine(

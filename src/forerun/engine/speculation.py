@@ -45,13 +45,16 @@ class SpeculationControl(Protocol):
         """The most nodes to draft for a sequence after a step of `batch_size` running ones; 0: no drafter is asked."""
         ...
 
-    def limit_of(self, sequence: SpeculationStats, limit: int, *, verifying: Draft) -> int:
+    def limit_of(
+        self, sequence: SpeculationStats, limit: int, *, verifying: Draft, has_prediction: bool = False
+    ) -> int:
         """The most nodes to draft for one sequence where the step's limit is `limit`.
 
         Args:
             sequence: what its drafts have come to.
             limit: what `draft_limit` said.
             verifying: what the step verifies of its draft, whose fate is not known yet.
+            has_prediction: whether the client has said what text it expects.
         """
         ...
 
@@ -94,6 +97,7 @@ class VerifiesWholeDrafts:
         limit: int,
         *,
         verifying: Draft,  # noqa: ARG002
+        has_prediction: bool = False,  # noqa: ARG002
     ) -> int:
         """`limit`, whatever the sequence's drafts have come to."""
         return limit
@@ -127,7 +131,7 @@ class FixedLength(VerifiesWholeDrafts):
     num_speculative_tokens: int
     schedule: Schedule = ()
 
-    def tokens_at(self, batch_size: int) -> int:
+    def draft_limit(self, batch_size: int) -> int:
         """K for a step of `batch_size` sequences."""
         chosen = self.num_speculative_tokens
         for first, _, num_tokens in self.schedule:
@@ -135,7 +139,3 @@ class FixedLength(VerifiesWholeDrafts):
                 break
             chosen = min(num_tokens, self.num_speculative_tokens)
         return chosen
-
-    def draft_limit(self, batch_size: int) -> int:
-        """K."""
-        return self.tokens_at(batch_size) if self.schedule else self.num_speculative_tokens

@@ -8,7 +8,7 @@ from typing import Protocol
 MOST_KEPT_STOPS = 256  # whose borders are kept, as many requests have the same
 
 
-class TokenText(Protocol):
+class Detokenizer(Protocol):
     """Turns token ids into text that is certain, one token at a time."""
 
     def push(self, token_id: int) -> str:
@@ -23,9 +23,9 @@ class CompletionText:
     beginning of a stop string is in `text` but is not handed out by `take_delta` until decided.
     """
 
-    def __init__(self, tokens: TokenText, *, stop: tuple[str, ...] = (), include_stop: bool = False) -> None:
+    def __init__(self, detokenizer: Detokenizer, *, stop: tuple[str, ...], include_stop: bool = False) -> None:
         self.text = ""
-        self._tokens = tokens
+        self._detokenizer = detokenizer
         self._stop = stop
         self._include_stop = include_stop
         self._beginnings = [Beginning(string) for string in stop]
@@ -36,7 +36,7 @@ class CompletionText:
 
         With `stops_count` false (before min_tokens) stop strings are ordinary text.
         """
-        new = self._tokens.push(token_id)
+        new = self._detokenizer.push(token_id)
         if not new:
             return None
         self.text += new

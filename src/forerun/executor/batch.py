@@ -71,7 +71,7 @@ class BatchBuilder:
         block_size: int,
         device: torch.device,
         features: frozenset[str],
-        num_candidates: int = 0,
+        num_candidates: int,
         vocab_size: int,
     ) -> None:
         self._block_size = block_size

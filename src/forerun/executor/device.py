@@ -28,7 +28,7 @@ from forerun.core.step import (
 )
 from forerun.drafters.base import Drafter, DraftRequest
 from forerun.executor.batch import sequence_rows
-from forerun.executor.device_launch import Launch, in_order_of_rows, known_drafts, refused_in
+from forerun.executor.device_launch import Launch, in_order_of_rows, known_drafts, refused_in, wants_logits
 from forerun.executor.device_part import (
     DeviceFunctions,
     DevicePart,
@@ -36,6 +36,7 @@ from forerun.executor.device_part import (
     Ints,
     StepOutputs,
     StepTensors,
+    most_asked_of,
     plan_values,
 )
 from forerun.executor.device_results import unpack
@@ -92,9 +93,8 @@ class DeviceExecutor(LocalExecutor):
         self.graphs: StepGraphs | None = None  # None: every step is eager
         self._unread: deque[Launch] = deque()  # the oldest first
         self._drafted_there: set[int] = set()  # sequences that the device drafted for in the step that is being read
-        self._before: tuple[set[int], StepSpan] | None = (
-            None  # the sequences of the step that was begun last, and its times
-        )
+        # the sequences of the step that was begun last, and its times
+        self._before: tuple[set[int], StepSpan] | None = None
 
     def prepare(self, spec: SequenceSpec) -> None:
         """See `Executor`; a request that the tables have no room for is refused."""
@@ -155,8 +155,7 @@ class DeviceExecutor(LocalExecutor):
         with self._computing():
             while launch.result is None:
                 assert self._unread, "a result that is void is not asked for"
-                self._read(self._unread[0])
-                self._unread.popleft()
+                self._read_next()
         return launch.result
 
     def _execute_late(self, plan: StepPlan) -> PendingResult:
@@ -188,8 +187,12 @@ class DeviceExecutor(LocalExecutor):
 
     def _read_all(self) -> None:
         while self._unread:
-            self._read(self._unread[0])
-            self._unread.popleft()
+            self._read_next()
+
+    def _read_next(self) -> None:
+        """Read the oldest step; it stays among the unread ones if that is interrupted."""
+        self._read(self._unread[0])
+        self._unread.popleft()
 
     def _must_read_first(self, plan: StepPlan, states: Listing[SequenceState]) -> bool:
         """Whether the host must know how the step before went before this one can begin."""
@@ -216,13 +219,10 @@ class DeviceExecutor(LocalExecutor):
         num_rows = len(plan.rows.token_ids if step is None else step.rows.token_ids)
         masks = None if step is None else self._masks(step)
         values = plan_values(sequences, taken, drafted)
-        most_asked = max((limit for slot, limit in values[-2:].T.tolist() if slot >= 0), default=0)
+        most_asked = most_asked_of(values)
         host = None if step is None else self._host_rows(step)
         has_trees = self.part.drafts_trees or any(draft.parents is not None for draft in drafts)
-        reads_logits = any(
-            one.num_prompt_logits or (one.reaches_end and state.spec.sampling.logprobs is not None)
-            for one, state in zip(sequences, states, strict=True)
-        )
+        reads_logits = wants_logits(sequences, states)
         holders = self.slots.forget_texts([planned.seq_id for planned in sequences])
         built, on_device = time.perf_counter(), self._send(values)
         recorded = None
@@ -372,13 +372,7 @@ class DeviceExecutor(LocalExecutor):
         self.commit(step, results)
         self._know(launch, results, found.drafts)
         verified = clock()
-        for state, result, draft, is_own in zip(step.states, results, found.drafts, launch.has_own_drafts, strict=True):
-            if is_own and result.is_decided and not state.has_ended:
-                state.draft = result.draft = draft
-        self._note_chains(launch, step, results)
-        self._drafted_there = {
-            planned.seq_id for planned, is_own in zip(step.sequences, launch.has_own_drafts, strict=True) if is_own
-        }
+        self._take_drafts(launch, step, results, found.drafts)
         found_there = launch.outputs.candidates
         if found_there is not None:  # without those of padding
             num_rows = len(step.rows.logits_rows)
@@ -398,19 +392,25 @@ class DeviceExecutor(LocalExecutor):
             return PreparedStep(plan.sequences, plan.rows, states, [NO_DRAFT] * len(states))
         return self._settle(plan, states)
 
-    def _note_chains(self, launch: Launch, step: PreparedStep, results: Listing[SequenceResult]) -> None:
-        """Tell the drafter which tokens its network has read on the device."""
+    def _take_drafts(
+        self, launch: Launch, step: PreparedStep, results: Listing[SequenceResult], drafts: Listing[Draft]
+    ) -> None:
+        """Take over what the device has drafted, and tell the drafter which tokens its network has read there."""
         chains = self.part.chains
-        if chains is None:
-            return
-        for planned, state, result, is_own in zip(
-            step.sequences, step.states, results, launch.has_own_drafts, strict=True
+        for planned, state, result, draft, is_own in zip(
+            step.sequences, step.states, results, drafts, launch.has_own_drafts, strict=True
         ):
-            if is_own and result.is_decided and not state.has_ended:
+            if not is_own or not result.is_decided or state.has_ended:
+                continue
+            state.draft = result.draft = draft
+            if chains is not None:
                 request = self._chain_request(
                     planned, state, num_computed=state.num_computed, max_tokens=planned.draft_limit
                 )
                 chains.note(request, start=planned.start + planned.num_tail - 1)
+        self._drafted_there = {
+            planned.seq_id for planned, is_own in zip(step.sequences, launch.has_own_drafts, strict=True) if is_own
+        }
 
     def _take_back(self, launch: Launch) -> None:
         """Undo what an interrupted reading has committed."""
@@ -425,9 +425,8 @@ class DeviceExecutor(LocalExecutor):
         assert launch.step is not None, "the step was settled"
         for holder, planned, result, draft in zip(launch.holders, launch.step.sequences, results, drafts, strict=True):
             if planned.reaches_end and not result.token_ids:
-                self.slots.forget_texts(
-                    [planned.seq_id]
-                )  # the device takes a text for ended where nothing could be drawn
+                # the device takes a text for ended where nothing could be drawn
+                self.slots.forget_texts([planned.seq_id])
             else:
                 num_computed = planned.start + planned.num_tail + len(result.accepted)
                 self.slots.know_text(holder, num_computed=num_computed, draft=draft)

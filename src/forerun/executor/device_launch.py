@@ -47,6 +47,14 @@ def known_drafts(sequences: Listing[PlannedSequence], states: Listing[SequenceSt
     ]
 
 
+def wants_logits(sequences: Listing[PlannedSequence], states: Listing[SequenceState]) -> bool:
+    """Whether the host reads logits of a step, for log probabilities."""
+    return any(
+        planned.num_prompt_logits or (planned.reaches_end and state.spec.sampling.logprobs is not None)
+        for planned, state in zip(sequences, states, strict=True)
+    )
+
+
 def refused_in(step: PreparedStep, masks: RowMasks) -> dict[int, ForerunError]:
     """Why rules gave no answer, by the sequence's place in the step instead of among those that are judged."""
     places = [i for i, first in enumerate(step.rows.first_logits) if first >= 0]
@@ -57,10 +65,8 @@ def in_order_of_rows(outputs: StepOutputs, step: PreparedStep) -> StepOutputs:
     """What a step gave first for judged rows, then for the prompts' rows, in the order of `step.rows.logits_rows`."""
     assert outputs.logits is not None, "the logits of prompts are read"
     order: list[int] = []
-    judged, prompt = (
-        0,
-        sum(1 + len(d) for d, first in zip(step.drafts, step.rows.first_logits, strict=True) if first >= 0),
-    )
+    judged = 0
+    prompt = sum(1 + len(d) for d, first in zip(step.drafts, step.rows.first_logits, strict=True) if first >= 0)
     for planned, draft, first in zip(step.sequences, step.drafts, step.rows.first_logits, strict=True):
         order += range(prompt, prompt + planned.num_prompt_logits)
         prompt += planned.num_prompt_logits

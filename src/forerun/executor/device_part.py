@@ -92,6 +92,11 @@ def plan_values(sequences: Sequence[PlannedSequence], slots: Sequence[int], draf
     return np.array(values, dtype=np.int32).T
 
 
+def most_asked_of(values: Ints) -> int:
+    """Tokens of the longest draft that the device is asked for, of what `plan_values` gives; 0: it is asked for none."""
+    return max((limit for slot, limit in values[-2:].T.tolist() if slot >= 0), default=0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTensors:
     """What the device reads and writes in one step, of N sequences, T rows, and R rows after which a token is drawn."""

@@ -34,7 +34,7 @@ MOST_FAILURES = 1000  # whose reasons are kept until they are asked for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Storage:
+class HiddenStatesStorage:
     """vLLM's `kv_connector_extra_config`, with its defaults.
 
     `use_synchronization_lock`: hold an exclusive lock (flock) on `<path>.lock` while the file at `path` is written.
@@ -75,7 +75,7 @@ class HiddenStatesExporter:
         ConfigError: the folder cannot be made.
     """
 
-    def __init__(self, features: tuple[str, ...], storage: Storage) -> None:
+    def __init__(self, features: tuple[str, ...], storage: HiddenStatesStorage) -> None:
         self._features = features
         self._storage = storage
         self._changed = threading.Condition()  # guards what follows; notified when a write is over
@@ -162,10 +162,8 @@ class HiddenStatesExporter:
             self._changed.wait_for(lambda: self._num_waiting <= self._storage.num_writer_threads)
 
     def _tensors(self, sequence: Sequence, ended: EndedSequence, cache: KVCache, num_tokens: int) -> dict[str, Tensor]:
-        size = cache.block_size
         assert ended.blocks is not None, "they are given with the path"
-        places = torch.from_numpy(ended.blocks.astype("int64")).unsqueeze(1) * size + torch.arange(size)
-        slots = places.flatten()[:num_tokens].to(cache.layers[0].key.device)
+        slots = cache.slots_of(ended.blocks)[:num_tokens].to(cache.layers[0].key.device)
         rows = [cache.features[name].index_select(0, slots) for name in self._features]
         return {
             "hidden_states": torch.stack(rows, dim=1).cpu(),

@@ -137,7 +137,7 @@ class LargestStep:
         )
 
     def _planned(
-        self, seq_id: int, start: int, num_tail: int, *, num_draft: int = 0, draft_limit: int = 0
+        self, seq_id: int, start: int, num_tail: int, *, draft_limit: int, num_draft: int = 0
     ) -> PlannedSequence:
         end = start + num_tail + num_draft
         return PlannedSequence(

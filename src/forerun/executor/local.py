@@ -273,7 +273,7 @@ class LocalExecutor:
         if not step.rows.token_ids:  # all that was pending has ended
             self._last_number = plan.number
             return self._empty_result(step)
-        batch = self.build_batch(step)
+        batch = self._builder.build(step.sequences, step.rows, step.drafts)
         attend = self.prepare_pass(batch)
         built = clock()
         forward = self.forward(batch, attend)
@@ -358,10 +358,6 @@ class LocalExecutor:
     def _stop_drafting(self, sequence: Sequence) -> None:
         self.drafting.stop(sequence)
         self._known.stop(sequence)
-
-    def build_batch(self, step: PreparedStep) -> ForwardBatch:
-        """The tensors of a step's forward pass."""
-        return self._builder.build(step.sequences, step.rows, step.drafts)
 
     def verify(self, step: PreparedStep, forward: ForwardResult) -> list[Verdict | None]:
         """A verdict for each sequence that has something to judge."""

@@ -5,10 +5,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
-import numpy as np
-import torch
-from torch import Tensor
-
 from forerun.drafters.base import BlockKV, Drafter, MovesKV
 from forerun.errors import ConfigError
 from forerun.kv.cache import KVCache
@@ -19,10 +15,10 @@ def read_blocks(
     target: KVCache, drafter: Drafter, blocks: Sequence[int], digests: Sequence[bytes]
 ) -> tuple[BlockContents, ...]:
     """Copies of what lies in a text's blocks: all of the target's, and of the drafter's own what it has written."""
-    found = [BlockContents(tuple(range(len(blocks))), target.read(slots_of(target, blocks)))]
+    found = [BlockContents(tuple(range(len(blocks))), target.read(target.slots_of(blocks)))]
     for own in _kept(drafter):
         places = [i for i, (block, digest) in enumerate(zip(blocks, digests, strict=True)) if own.holds(block, digest)]
-        contents = own.cache.read(slots_of(own.cache, [blocks[place] for place in places]))
+        contents = own.cache.read(own.cache.slots_of([blocks[place] for place in places]))
         found.append(BlockContents(tuple(places), contents))
     return tuple(found)
 
@@ -47,21 +43,15 @@ def write_blocks(
             f"KV transfer: got the KV of {len(caches)} models, this engine has {1 + len(kept)}; give both engines the "
             "same speculative_config"
         )
-    for number, contents in enumerate(caches):
-        cache = target if number == 0 else kept[number - 1].cache
+    for contents, kv in zip(caches, [None, *kept], strict=True):
+        cache = target if kv is None else kv.cache
         begin = bisect_left(contents.places, first)  # places ascend, so what is wanted is the end of the tensors
         own = [place - first for place in contents.places[begin:]]
         wanted = [tensor[:, begin * cache.block_size :] for tensor in contents.tensors]
-        cache.write(slots_of(cache, [blocks[i] for i in own]), wanted)
-        if number:
+        cache.write(cache.slots_of([blocks[i] for i in own]), wanted)
+        if kv is not None:
             for i in own:
-                kept[number - 1].note_block(blocks[i], digests[i])
-
-
-def slots_of(cache: KVCache, blocks: Sequence[int]) -> Tensor:
-    """The slots of blocks, one block after the other: [n * block_size] int64."""
-    first = np.asarray(blocks, dtype=np.int64) * cache.block_size
-    return torch.from_numpy((first[:, None] + np.arange(cache.block_size)).reshape(-1))
+                kv.note_block(blocks[i], digests[i])
 
 
 def _kept(drafter: Drafter) -> Sequence[BlockKV]:

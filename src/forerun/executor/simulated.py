@@ -91,9 +91,9 @@ class SimulatedExecutor:
         vocab_size: int,
         step_seconds: Callable[[StepPlan], float],
         clock: VirtualClock,
-        drafting: Drafting | None = None,
-        draft_seconds: DraftSeconds = drafting_is_free,
-        texts: Texts | None = None,
+        drafting: Drafting | None,
+        draft_seconds: DraftSeconds,
+        texts: Texts | None,
     ) -> None:
         self._vocab_size = vocab_size
         self._step_seconds = step_seconds
@@ -153,13 +153,13 @@ class SimulatedExecutor:
                 range(length, length + num_steps + 1), [NOTHING_DRAFTED] * (num_steps + 1), [0] * (num_steps + 1)
             )
         drafted, most = state.drafted, spec.max_length
-        lengths, drafts, sizes = [length], [drafted], [drafted[0].num_nodes]
+        lengths, drafts, sizes = [length], [drafted], [drafted.shape.num_nodes]
         while len(lengths) <= num_steps and length < most:
-            length += len(drafted[1]) + 1
+            length += len(drafted.right) + 1
             drafted = self._drafted(spec, length, draft_limit, 0.0)
             lengths.append(length)
             drafts.append(drafted)
-            sizes.append(drafted[0].num_nodes)
+            sizes.append(drafted.shape.num_nodes)
         return StepsAhead(lengths, drafts, sizes)
 
     def take(self, seq_id: int, ahead: StepsAhead, num_steps: int) -> tuple[list[int], Draft]:
@@ -200,7 +200,7 @@ class SimulatedExecutor:
             return SequenceResult()
         assert planned.is_pending or planned.start + planned.num_tail == state.num_tokens, "the plan has all tokens"
         assert state.num_tokens + planned.num_draft <= planned.end <= len(planned.blocks) * block_size, "no place"
-        accepted = state.drafted[1]
+        accepted = state.drafted.right
         if accepted and accepted[-1] >= planned.num_draft:
             accepted = tuple([node for node in accepted if node < planned.num_draft])
         spec, first = state.spec, state.num_tokens

@@ -74,12 +74,14 @@ class DraftShape(NamedTuple):
     source: str | None = None
 
 
-NO_SHAPE = DraftShape(0)
+class Drafted(NamedTuple):
+    """A draft, and its nodes on the text's path, from the root down: those that the target would write too."""
 
-Drafted = tuple[DraftShape, tuple[int, ...]]
-"""A draft, and its nodes on the text's path, from the root down."""
+    shape: DraftShape
+    right: tuple[int, ...]
 
-NOTHING_DRAFTED: Drafted = (NO_SHAPE, ())
+
+NOTHING_DRAFTED = Drafted(DraftShape(0), ())
 
 
 class Drafting(Protocol):
@@ -156,7 +158,7 @@ def _hashed(vocab_size: int, seed: int, first: int) -> list[int]:
 
 @functools.lru_cache(maxsize=1024)
 def _chain(length: int, num_right: int) -> Drafted:
-    return DraftShape(length), tuple(range(num_right))
+    return Drafted(DraftShape(length), tuple(range(num_right)))
 
 
 @functools.lru_cache(maxsize=4096)

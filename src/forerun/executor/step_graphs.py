@@ -66,9 +66,8 @@ class CudaRecorder:
 
     def record(self, function: Callable[[], StepOutputs]) -> Recorded:
         """See `Recorder`; the function is called once before, so that its kernels are compiled."""
-        if (
-            not self._graphs
-        ):  # torch takes no graph into the pool of others that are gone while a tensor of theirs is not
+        # torch takes no graph into the pool of others that are gone while a tensor of theirs is not
+        if not self._graphs:
             self._pool = torch.cuda.graph_pool_handle()
         usual, beside = torch.cuda.current_stream(), self._beside
         beside.wait_stream(usual)
@@ -122,9 +121,8 @@ class StepBuffers:
     ) -> None:
         self._most_sequences = most_sequences
         self._device = device
-        width = (
-            -(-most_sequences // 4) * 4
-        )  # so that each field begins at sixteen bytes, as in steps that are not recorded
+        # so that each field begins at sixteen bytes, as in steps that are not recorded
+        width = -(-most_sequences // 4) * 4
         self._plan = torch.zeros((PLAN_FIELDS, width), dtype=torch.int32, device=device)
         self._rows = StepRows.empty(most_rows, most_sequences, longest_path=most_drafted, device=device)
         self._verdicts = Verdicts.empty(most_sequences, most_drafted, device=device)
@@ -277,9 +275,8 @@ class StepGraphs:
         self._buffers.clear()
 
         def function() -> StepOutputs:
-            return replace(
-                self._run(step, variant.has_trees, variant.drafts), logits=None
-            )  # whose memory others may have
+            outputs = self._run(step, variant.has_trees, variant.drafts)
+            return replace(outputs, logits=None)  # whose memory others may have
 
         try:
             return self._recorder.record(function)

@@ -106,8 +106,7 @@ class BlockTable:
         """Declare that the KV of `token_ids` is in the places from `num_computed` on.
 
         Blocks that are full now become immutable and findable. Where the same content is cached
-        already the block table is pointed to it, so ask for `slots` (to move a tree's accepted
-        path, say) before this call, or again after it.
+        already the table is pointed to it, so slots and block ids from before this call may be stale.
 
         Raises:
             AccountingError: fewer places are reserved than there are tokens.

@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -71,6 +73,11 @@ class KVCache:
 
     def check_health(self) -> None:
         """Look whether all processes that hold a part of the cache are there; this one holds all of it."""
+
+    def slots_of(self, blocks: Sequence[int] | npt.NDArray[np.int32]) -> Tensor:
+        """The slots of blocks, one block after the other: [n * block_size] int64, on the host."""
+        first = np.asarray(blocks, dtype=np.int64) * self.block_size
+        return torch.from_numpy((first[:, None] + np.arange(self.block_size)).reshape(-1))
 
     def keep(self, slots: Tensor, features: Mapping[str, Tensor]) -> None:
         """Store a pass's features, name -> [T, width], at the slots [T] of its rows."""

@@ -90,29 +90,19 @@ class SamplingRules:
         """Whether `mask` forbids anything."""
         return self.grammar is not None or bool(self._bad_words)
 
-    def shape(self, row: Tensor, output_ids: list[int], path: Sequence[int] = ()) -> Tensor:
-        """Return the logits of the next token after prompt + `output_ids` + `path`, all rules applied.
+    def kept(self, row: Tensor, output_ids: list[int], path: Sequence[int] = ()) -> KeptTokens:
+        """The tokens that may come after prompt + `output_ids` + `path`, all rules applied; of a greedy request exactly one.
 
         Args:
-            row: [vocab_size] raw logits; not changed, though it may be what is returned.
+            row: [vocab_size] raw logits; not changed.
             output_ids: tokens generated so far.
             path: drafted tokens after them.
-
-        Returns:
-            [vocab_size] fp32 on the CPU, -inf where a token is out; a greedy request's argmax is its next token.
 
         Raises:
             RequestError: a logits processor failed, or the rules forbid every token.
             ModelError: `row` holds NaN or +inf.
         """
-        if self.is_greedy:
-            return torch.from_numpy(self._adjusted(row, output_ids, path))
-        kept = self.candidates(row, output_ids, path)
-        return torch.from_numpy(kept.spread(kept.logits, vocab_size=self.vocab_size, fill=-math.inf))
-
-    def candidates(self, row: Tensor, output_ids: list[int], path: Sequence[int] = ()) -> KeptTokens:
-        """Like `shape`, but only the tokens that are left; a greedy request leaves exactly one."""
-        logits = self._adjusted(row, output_ids, path)
+        logits = self.edited(row, output_ids, path)
         if self.is_greedy:
             return KeptTokens(np.array([_greedy_token(logits)]), np.zeros(1, dtype=np.float32))
         params = self.params
@@ -156,8 +146,8 @@ class SamplingRules:
         mask[self._ends_of_bad_words(output_ids, path)] = False
         return mask
 
-    def _adjusted(self, row: Tensor, output_ids: list[int], path: Sequence[int]) -> Float32s:
-        """Logits after all rules that can change the most likely token."""
+    def edited(self, row: Tensor, output_ids: list[int], path: Sequence[int]) -> Float32s:
+        """The logits after all rules that can change the most likely token; `row` itself, on the host, where none does."""
         logits: Float32s = row.float().numpy(force=True)
         edits = self.edits(output_ids, path)
         if edits is None:
@@ -192,29 +182,6 @@ class SamplingRules:
         ]
 
 
-def target_token(
-    rules: SamplingRules, row: Tensor, output_ids: list[int], path: Sequence[int] = (), *, seed: int, position: int
-) -> int:
-    """Sample the target's own token, by the exponential race (the Gumbel-max trick).
-
-    The token minimising noise / probability is drawn with exactly its probability, and keyed noise
-    makes it a function of (seed, position, logits), whatever was drafted.
-
-    Args:
-        rules: the request's rules.
-        row: [vocab_size] raw logits.
-        output_ids: tokens generated so far.
-        path: drafted tokens after them.
-        seed: the sequence's seed.
-        position: index in the sequence of the token to sample.
-
-    Raises:
-        RequestError: as `SamplingRules.shape`.
-        ModelError: as `SamplingRules.shape`.
-    """
-    return target_tokens(rules, row, output_ids, path, seed=seed, position=position, count=1)[0]
-
-
 def target_tokens(
     rules: SamplingRules,
     row: Tensor,
@@ -225,17 +192,32 @@ def target_tokens(
     position: int,
     count: int,
 ) -> list[int]:
-    """The first `count` of the race that `target_token` gives the winner of; fewer where fewer are possible.
+    """Draw the target's own token and its runners-up: the first ones of the exponential race (the Gumbel-max trick).
 
-    A drafter that runs the race on its own logits bets on what the target would draw if it agreed.
+    The token minimising noise / probability is drawn with exactly its probability, and keyed noise makes it a function of
+    (seed, position, logits), whatever was drafted. A drafter that runs the race on its own logits bets on what the target
+    would draw if it agreed.
+
+    Args:
+        rules: the request's rules.
+        row: [vocab_size] raw logits.
+        output_ids: tokens generated so far.
+        path: drafted tokens after them.
+        seed: the sequence's seed.
+        position: index in the sequence of the token to draw.
+        count: tokens to return; fewer come where fewer are possible.
+
+    Raises:
+        RequestError: as `SamplingRules.kept`.
+        ModelError: as `SamplingRules.kept`.
     """
-    kept = rules.candidates(row, output_ids, path)
+    kept = rules.kept(row, output_ids, path)
     return race(kept.logits, kept.token_ids, key=key_of(seed, position, Stream.TARGET, 0), count=count)
 
 
 def target_probs(rules: SamplingRules, row: Tensor, output_ids: list[int], path: Sequence[int] = ()) -> Tensor:
-    """The distribution that `target_token` samples from: [vocab_size] fp32 on the CPU, one-hot for greedy requests."""
-    kept = rules.candidates(row, output_ids, path)
+    """The distribution that `target_tokens` draws the first token from: [vocab_size] fp32 on the CPU, one-hot for greedy requests."""
+    kept = rules.kept(row, output_ids, path)
     probs = torch.from_numpy(kept.logits).softmax(-1).numpy()
     return torch.from_numpy(kept.spread(probs, vocab_size=rules.vocab_size, fill=0.0))
 

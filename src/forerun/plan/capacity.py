@@ -213,16 +213,12 @@ class _Steady:
         variance = np.maximum(self.seen @ seconds**2 - mean**2, 0.0) * self.stretch**2
         return self.averaged * (1.0 + self.arrival_cv2) / 2.0 * variance
 
-    @property
-    def _excess_seconds(self) -> Floats:
-        """Var(step) / E(step), [rates], which prompts cause.
+    def _excess_seconds(self, prompt_share: Floats) -> Floats:
+        """Var(step) / E(step), [rates], which prompts cause that take such a share of time.
 
         The prompts that arrive during a step are computed in the next one, so its length D follows
         D' = T + P x arrivals(D); its variance is rate P² (ca² + cs²) E(D) / (1 - prompt_share²).
         """
-        return self._excess_seconds_at(self.prompt_share)
-
-    def _excess_seconds_at(self, prompt_share: Floats) -> Floats:
         clumps = self.arrival_cv2 + self.prompt_cv2
         return prompt_share * self.prompt_seconds * clumps / (1.0 - prompt_share**2)
 
@@ -237,9 +233,8 @@ class _Steady:
         The step with its own prompt is longer than others, so more prompts arrive in it than in others, and
         so on: a geometric series in the prompts' share of time.
         """
-        beside = self.prompt_seconds * np.maximum(0.0, self.arrival_cv2) + prompt_share * self._excess_seconds_at(
-            prompt_share
-        )
+        caused = prompt_share * self._excess_seconds(prompt_share)
+        beside = self.prompt_seconds * np.maximum(0.0, self.arrival_cv2) + caused
         return beside * prompt_share / (1.0 - prompt_share)
 
     def ttft(self) -> WaitThenServed:
@@ -267,7 +262,7 @@ class _Steady:
         at = moments()
         is_busy = at.busy < 1.0 - self.met[:, :1]
         # the step that an arrival falls into is longer than others: gamma of one more shape
-        excess = self._excess_seconds[:, None]
+        excess = self._excess_seconds(self.prompt_share)[:, None]
         mean = self.step[:, None] + excess
         deviation = np.sqrt(np.log1p(excess / mean))
         found = mean * np.exp(at.normal * deviation - deviation**2 / 2.0)

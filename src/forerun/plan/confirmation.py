@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from forerun.errors import ConfigError
-from forerun.plan.capacity import Routing
 from forerun.plan.deployment_plan import DeploymentPlan
-from forerun.plan.deployment_planner import (
-    DEFAULTS,
-    MS,
-    PlanningOptions,
-    describe,
-    engine_model,
-    speculative_config,
-    with_simulation,
-)
+from forerun.plan.deployment_planner import DEFAULTS, MS, PlanningOptions, describe, engine_model, speculative_config
 from forerun.plan.drafting_choices import speculations
 from forerun.plan.fleet_plan import FleetAnswer, FleetPlan, FleetSearch
 from forerun.plan.load import Load
-from forerun.plan.profile import Profile
+from forerun.plan.profile import PLAIN, Profile
 from forerun.plan.serving_policies import serving_policies
 from forerun.plan.simulation.fleet import Fleet
-from forerun.plan.simulation.profiled import PLAIN, ProfiledEngine, control_of, profiled_engine
+from forerun.plan.simulation.profiled import ProfiledEngine, control_of, profiled_engine
 from forerun.plan.simulation.requests import synthetic_requests
 from forerun.plan.simulation.result import SimulationResult, Values
 from forerun.plan.sla import Sla
@@ -36,8 +27,6 @@ PERCENTILES = (50, 95, 99)
 DEVIATIONS = 2.0  # of a share that was counted, by which it may fall short by chance
 MOST_ADDED = 8  # engines
 SHORTER = "give a smaller isl_cv or osl_cv, or profile with a larger --max-model-len"
-ROUTING = {Routing.LEAST_REQUESTS: "least-requests", Routing.RANDOM: "random"}
-"""The simulator's policy for what the formulas assume."""
 
 
 def confirmed(
@@ -70,31 +59,42 @@ def confirmed(
         result = simulated(profile, answer.plan, load, options, seed=seed, num_requests=num_requests)
         tried.append(_Tried(plan, answer, _figures(result, sla, seed)))
         margin = DEVIATIONS * math.sqrt(sla.attainment * (1.0 - sla.attainment) / len(result.requests))
-        if not plan.feasible or tried[-1].attainment >= sla.attainment - margin or answer.plan.num_engines >= most:
+        is_enough = not plan.feasible or tried[-1].attainment >= sla.attainment - margin
+        if is_enough or answer.plan.num_engines >= most:
             break
         answer = replace(answer, plan=search.best_of(policies, [answer.plan.layout], answer.plan.num_engines + 1))
         plan = describe(profile, load, sla, answer, options)
     added = len(tried) - 1
-    if not plan.feasible or tried[-1].attainment >= sla.attainment - margin:
+    if is_enough:
+        found = tried[-1]
         warnings = [f"the simulator asked for {added} more engine(s) than the formulas"] if added else []
-        return with_simulation(plan, tried[-1].figures, [*warnings, *_left_out(tried[-1], num_requests)]), answer
+    else:
+        found = _infeasible(tried, margin)
+        is_budget_spent = most == options.most_engines and found.answer.plan is tried[-1].answer.plan
+        cure = (
+            "give a larger budget"
+            if is_budget_spent
+            else f"{added} more engines are not enough either; forerun simulate shows where time is lost"
+        )
+        warnings = [
+            f"the simulator attains the SLA for {found.attainment:.1%} of requests only, and the formulas for "
+            f"{found.answer.plan.attainment:.1%}; {cure}"
+        ]
+    warnings += _left_out(found, num_requests)
+    plan = replace(found.plan, simulated=found.figures, warnings=(*found.plan.warnings, *warnings))
+    return plan, found.answer
+
+
+def _infeasible(tried: Sequence[_Tried], margin: float) -> _Tried:
+    """Of plans that all fall short the one with the fewest engines that comes as near to the SLA as any, as infeasible."""
     nearest = max(one.attainment for one in tried)
-    nearest_try = next(one for one in tried if one.attainment >= nearest - margin)
-    plan, answer, figures = nearest_try
+    plan, answer, figures = next(one for one in tried if one.attainment >= nearest - margin)
     best = figures | {"needed_replicas": None, "limits_missed_when_idle": []}
-    is_short_of_engines = most == options.most_engines and plan is tried[-1].plan
-    cure = (
-        "give a larger budget"
-        if is_short_of_engines
-        else f"{added} more engines are not enough either; forerun simulate shows where time is lost"
+    return _Tried(
+        plan=replace(plan, feasible=False, best_achievable=best),
+        answer=replace(answer, is_feasible=False, needed=None),
+        figures=figures,
     )
-    said = (
-        f"the simulator attains the SLA for {figures['attainment']:.1%} of requests only, and the formulas for "
-        f"{answer.plan.attainment:.1%}; {cure}"
-    )
-    answer = replace(answer, is_feasible=False, needed=None)
-    plan = replace(plan, feasible=False, best_achievable=best)
-    return with_simulation(plan, figures, [said, *_left_out(nearest_try, num_requests)]), answer
 
 
 class _Tried(NamedTuple):
@@ -129,7 +129,7 @@ def simulated(
     fleet = Fleet(
         replicas=plan.replicas,
         prefill_replicas=plan.prefill_replicas,
-        routing=ROUTING[options.routing],
+        routing=options.routing,
         transfer=options.transfer,
     )
     engine = planned_engine(profile, plan, options)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from forerun.plan.confirmation import ROUTING, planned_engine
+from forerun.plan.confirmation import planned_engine
 from forerun.plan.day_plan import DayPlan, SimulatedDay
 from forerun.plan.deployment_planner import DEFAULTS, PlanningOptions
 from forerun.plan.fleet_plan import FleetPlan
@@ -73,7 +73,7 @@ def fleet_of(day: DayPlan, options: PlanningOptions = DEFAULTS) -> Fleet:
     return Fleet(
         replicas=first.engines - first.prefill_engines,
         prefill_replicas=first.prefill_engines,
-        routing=ROUTING[options.routing],
+        routing=options.routing,
         transfer=options.transfer,
         changes=tuple(changes),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any
 
 SECONDS_PER_HOUR = 3600.0
@@ -92,8 +93,7 @@ class DayPlan:
     @property
     def num_changes(self) -> int:
         """How often engines were started or stopped."""
-        counts = [one.engines for one in self.intervals]
-        return sum(now != before for before, now in zip(counts, counts[1:], strict=False))
+        return sum(now.engines != before.engines for before, now in pairwise(self.intervals))
 
     @property
     def rate_error(self) -> float:

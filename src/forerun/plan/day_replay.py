@@ -17,7 +17,7 @@ from forerun.plan.capacity import Routing
 from forerun.plan.day_plan import SECONDS_PER_HOUR, DayPlan, PlannedInterval
 from forerun.plan.fleet_plan import KEEP_BELOW, MOST_REPLICAS, FleetPlan, FleetSearch, kept_engines
 from forerun.plan.load import Load
-from forerun.plan.predictors import HarmonicPredictor, Predictor, make_predictor
+from forerun.plan.predictors import Predictor, make_predictor
 from forerun.plan.serving_policies import EngineModel, ServingPolicy
 from forerun.plan.shared_prefixes import common_beginning, repeated_share, share_of_beginning
 from forerun.plan.simulation.fleet import Transfer
@@ -122,7 +122,11 @@ class LoadForecast:
         self._last_rate = 0.0
 
     def add(self, load: Load | None) -> None:
-        """Note what an interval brought; an empty one says nothing of lengths: they count as last seen, so that their day is as long."""
+        """Note what an interval brought.
+
+        An empty interval has no lengths: the last ones are noted again, so that all three series stay equally long and
+        `harmonic` finds the same period in them.
+        """
         self._last_rate = load.rate if load else 0.0
         self._rate.add(self._last_rate)
         self._last = load or self._last
@@ -133,7 +137,7 @@ class LoadForecast:
     def predict(self) -> Load | None:
         """The next interval's load; None: nothing will come, or nothing is known yet.
 
-        Where nothing is predicted although the last interval was not empty, a trend has run away: its rate is taken.
+        Where a trend predicts nothing although the last interval was not empty, that one's rate is taken.
         """
         rate = self._rate.predict() or self._last_rate
         if self._last is None or rate <= 0.0:
@@ -142,19 +146,14 @@ class LoadForecast:
         isl, osl = max(1.0, self._isl.predict()), max(1.0, self._osl.predict())
         if isl + osl > self._longest:  # a trend has run away: as last seen
             isl, osl = last.isl, last.osl
-        return Load(
-            rate=rate,
-            isl=isl,
-            osl=osl,
-            cv=last.cv,
-            isl_cv=last.isl_cv,
-            osl_cv=last.osl_cv,
-            prefix_hit_rate=last.prefix_hit_rate,
-        )
+        return replace(last, rate=rate, isl=isl, osl=osl)
 
 
-def at_least(forecast: Load, last: Load | None) -> Load:
-    """The load by which engines are given up: a forecast, but of no fewer requests than came last (None: nobody)."""
+def scale_down_load(forecast: Load, last: Load | None) -> Load:
+    """The load that must be served before engines are given up: the forecast, at no less than the last measured rate.
+
+    `last` is None where nobody came.
+    """
     return replace(forecast, rate=max(forecast.rate, last.rate if last else 0.0))
 
 
@@ -203,7 +202,7 @@ class DayReplay:
         for forecast, last in zip(forecasts, before, strict=True):
             needed = self._least if forecast is None else self.engines_for(forecast)
             running = counts[-1] if counts and steadily else needed
-            counts.append(self._kept(needed, running, None if forecast is None else at_least(forecast, last)))
+            counts.append(self._kept(needed, running, None if forecast is None else scale_down_load(forecast, last)))
         return self.with_counts(name, intervals, counts, forecasts)
 
     def with_counts(
@@ -244,7 +243,9 @@ class DayReplay:
             # at first as many as decoding alone takes, then by halving
             middle = min(high - 1, 2 * low + 1) if high == self._most else (low + high) // 2
             plan = self._plan(load, middle)
-            is_enough = plan.attainment >= self._sla.attainment if is_attainable else _busy(plan) < KEEP_BELOW
+            is_enough = (
+                plan.attainment >= self._sla.attainment if is_attainable else plan.busiest_utilization < KEEP_BELOW
+            )
             low, high = (low, middle) if is_enough else (middle, high)
         return high
 
@@ -255,7 +256,9 @@ class DayReplay:
     def _kept(self, needed: int, running: int, forecast: Load | None) -> int:
         if forecast is None:
             return max(needed, min(running, self._least))
-        return kept_engines(needed, running=running, busy_share=lambda count: _busy(self._plan(forecast, count)))
+        return kept_engines(
+            needed, running=running, busy_share=lambda count: self._plan(forecast, count).busiest_utilization
+        )
 
     def _plan(self, load: Load, count: int) -> FleetPlan:
         search = FleetSearch(self._engine, load, self._sla, self._transfer, self._routing)
@@ -269,16 +272,12 @@ class DayReplay:
         if load is None:
             return 0.0, 0.0
         plan = self._plan(load, count)
-        busy = _busy(plan)
+        busy = plan.busiest_utilization
         capacity = load.rate * seconds / busy if busy > 0.0 else math.inf
         left = max(0.0, num_requests + backlog - capacity)
         # while a backlog is worked off, whoever arrives waits behind it
         clearing = 1.0 if left > 0.0 else backlog / max(capacity - num_requests, 1e-9)
         return plan.attainment * num_requests * max(0.0, 1.0 - clearing), left
-
-
-def _busy(plan: FleetPlan) -> float:
-    return max(plan.utilization, plan.prefill_utilization or 0.0)
 
 
 def replay_day(
@@ -319,9 +318,7 @@ def _forecasts(name: str, intervals: Sequence[Interval], *, period: float, longe
             f"period: got {period:g} s, and intervals of {seconds:g} s; must be at least two of them for the predictor "
             f"{HARMONIC}: give a longer --period, a shorter --interval, or other predictors"
         )
-    forecast = LoadForecast(
-        lambda: HarmonicPredictor(period / seconds) if name == HARMONIC else make_predictor(name), longest=longest
-    )
+    forecast = LoadForecast(lambda: make_predictor(name, period=period / seconds), longest=longest)
     found: list[Load | None] = []
     for number, interval in enumerate(intervals):
         found.append(forecast.predict() if number else interval.load)

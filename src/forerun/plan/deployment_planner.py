@@ -46,11 +46,15 @@ MS = 1e3
 class PlanningOptions:
     """What a plan may use, and what is known beside the profile.
 
-    `layouts` may be chosen, within `most_engines` (None: as many as it takes). `kind` is the class of prompts whose
-    acceptance counts (None: all). `confidence`: acceptance is planned at the lower end of its interval (None: as
-    measured). `methods` are the configurations that may be chosen (None: all of the profile). `transfer` is what
-    handing over a prompt's KV takes, `routing` which engine a request is sent to. `corrections` are those that the
-    profile was given, to be shown with the plan.
+    Attributes:
+        layouts: those that may be chosen.
+        most_engines: the budget; None: as many as it takes.
+        kind: the class of prompts whose acceptance counts; None: all.
+        confidence: acceptance is planned at the lower end of its interval; None: as measured.
+        methods: the configurations that may be chosen; None: all of the profile.
+        transfer: what handing over a prompt's KV takes.
+        routing: which engine a request is sent to.
+        corrections: those that the profile was given, to be shown with the plan.
     """
 
     layouts: tuple[Layout, ...] = (Layout.AGGREGATED,)
@@ -165,11 +169,9 @@ def with_running(
         share = round(added * planned.prefill_replicas / planned.num_engines)
         return search.at(planned.policy, planned.prefill_replicas + share, planned.replicas + added - share)
 
-    def busy_share(count: int) -> float:
-        one = with_count(count)
-        return max(one.utilization, one.prefill_utilization or 0.0)
-
-    kept = kept_engines(planned.num_engines, running=running, busy_share=busy_share)
+    kept = kept_engines(
+        planned.num_engines, running=running, busy_share=lambda count: with_count(count).busiest_utilization
+    )
     if kept == planned.num_engines:
         return plan, answer
     answer = replace(answer, plan=with_count(kept))
@@ -329,9 +331,10 @@ def _warnings(profile: Profile, plan: FleetPlan, load: Load) -> list[str]:
         prompt_rows=round(min(load.computed_isl, profile.max_num_batched_tokens)),
     ):
         found.append(f"not measured: {beyond}; profile further for a sure answer")
-    busiest = max(plan.utilization, plan.prefill_utilization or 0.0)
-    if BUSY < busiest < 1.0:
-        found.append(f"engines are {busiest:.0%} busy: a few percent more load or time makes long queues")
+    if BUSY < plan.busiest_utilization < 1.0:
+        found.append(
+            f"engines are {plan.busiest_utilization:.0%} busy: a few percent more load or time makes long queues"
+        )
     if policy.speculation is not None:
         found += _drafting_warnings(profile, plan, policy.speculation)
     if policy.max_num_seqs < profile.max_num_seqs:
@@ -376,11 +379,6 @@ def _memory_warnings(profile: Profile, speculation: Speculation) -> list[str]:
             f"{profile.num_blocks} KV blocks"
         )
     return found
-
-
-def with_simulation(plan: DeploymentPlan, simulated: dict[str, Any], warnings: Sequence[str] = ()) -> DeploymentPlan:
-    """The plan with what the simulator says of it."""
-    return replace(plan, simulated=simulated, warnings=(*plan.warnings, *warnings))
 
 
 def _finite(value: float) -> float | None:

@@ -16,14 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.engine.speculation import Schedule
-from forerun.errors import ConfigError
 from forerun.plan.acceptance import AcceptanceProfile
-from forerun.plan.step_times import DraftingCost
+from forerun.plan.step_times import FREE_DRAFTING, DraftingCost
 
 Floats = npt.NDArray[np.float64]
 Lengths = npt.NDArray[np.int64]
-
-FREE = DraftingCost()
 
 MIN_GAIN = 0.03
 """A schedule changes K from one batch size to the next only if that makes a token at least so much cheaper."""
@@ -54,7 +51,7 @@ class DraftYield:
     num_nodes: float  # of the draft: rows beside the sequence's own
 
 
-PLAIN = DraftYield(num_tokens=1.0, variance=0.0, num_nodes=0.0)
+NO_DRAFT = DraftYield(num_tokens=1.0, variance=0.0, num_nodes=0.0)
 
 
 def chain_yields(acceptance: AcceptanceProfile, longest: int) -> tuple[DraftYield, ...]:
@@ -87,23 +84,21 @@ def level_yields(acceptance: AcceptanceProfile) -> tuple[DraftYield, ...]:
 class Speculation:
     """A way to draft that may be planned: what it yields and what it costs.
 
-    `speculative_config` is what users write for it; drafts have up to `max_draft_tokens` nodes, or, where it
-    `is_adaptive`, as many as the engine finds best while it runs. `yields` are those of drafts of at most 1, 2, ...
-    nodes (empty: of chains that stand by `acceptance`). Where they are known of whole drafts alone, `is_whole`, a length
-    of 1 stands for these, which have up to `whole_nodes` nodes (None: not known, so that no schedule can name them).
-    `request_cv` is how far requests differ in steps per token, deviation over mean, beyond the luck of single drafts.
-    `step_times` are its own, drafting included, where it was measured as a whole, as at a server. None: those of the engine.
-    `num_blocks` are the KV blocks that an engine has beside the drafter. None: those that it has without one.
-
-    Raises:
-        ConfigError: what drafts yield is not known up to `max_draft_tokens`.
+    Attributes:
+        yields: of drafts of at most 1, 2, ... nodes; never empty.
+        speculative_config: what users write for it.
+        is_adaptive: the engine chooses the lengths of drafts while it runs.
+        is_whole: yields are known of whole drafts alone, and a length of 1 stands for these.
+        whole_nodes: the most nodes of a whole draft; None: not known, so that no schedule can name them.
+        request_cv: how far requests differ in steps per token, deviation over mean, beyond the luck of single drafts.
+        step_times: its own, drafting included, where it was measured as a whole, as at a server; None: those of the engine.
+        num_blocks: KV blocks that an engine has beside the drafter; None: those that it has without one.
     """
 
     name: str
     acceptance: AcceptanceProfile
-    max_draft_tokens: int
-    yields: tuple[DraftYield, ...] = ()
-    cost: DraftingCost = FREE
+    yields: tuple[DraftYield, ...]
+    cost: DraftingCost = FREE_DRAFTING
     speculative_config: dict[str, Any] = field(default_factory=dict)
     is_adaptive: bool = False
     is_whole: bool = False
@@ -112,15 +107,10 @@ class Speculation:
     step_times: StepSeconds | None = None
     num_blocks: int | None = None
 
-    def __post_init__(self) -> None:
-        known = len(self.yields) or self.acceptance.num_places
-        if not 1 <= self.max_draft_tokens <= known:
-            raise ConfigError(
-                f"{self.name}: got max_draft_tokens={self.max_draft_tokens}, and acceptance at {known} places; "
-                f"must be from 1 to {known}: profile deeper drafts, or plan shorter ones"
-            )
-        if not self.yields:
-            object.__setattr__(self, "yields", chain_yields(self.acceptance, self.max_draft_tokens))
+    @property
+    def max_draft_tokens(self) -> int:
+        """The longest draft that may be planned."""
+        return len(self.yields)
 
     @property
     def most_nodes(self) -> int:
@@ -156,7 +146,7 @@ def step_table(
     """
     if speculation is not None and speculation.step_times is not None:
         step_times = speculation.step_times
-    yields = [PLAIN, *(speculation.yields[: speculation.max_draft_tokens] if speculation else ())]
+    yields = [NO_DRAFT, *(speculation.yields if speculation else ())]
     # a look-up does not always find a draft of K tokens: rows are verified and paid for as far as there are any
     drafted = np.array([one.num_nodes for one in yields])
     seconds = np.empty((max_batch_size, len(yields)))

@@ -142,7 +142,7 @@ class DraftTrace:
         return [number for number, found in enumerate(self.kinds) if kind is None or found == kind]
 
     def longest_judged(self, kind: str | None = None) -> int:
-        """The most nodes of a draft that texts of a class can judge, or all that it may have: they must go on for two tokens more."""
+        """The longest draft, in nodes, that a text of a class can judge: the text must go on for two tokens more than the draft."""
         longest = max(map(self.num_answer_tokens, self.texts_of(kind)), default=0)
         return min(self.num_speculative_tokens, max(1, longest - 2))
 

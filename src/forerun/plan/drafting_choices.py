@@ -9,9 +9,8 @@ from forerun.errors import ConfigError, did_you_mean
 from forerun.plan.acceptance import AcceptanceProfile
 from forerun.plan.draft_lengths import DraftYield, Speculation, chain_yields, level_yields, whole_yield
 from forerun.plan.drafter_memory import num_blocks
-from forerun.plan.profile import Profile
+from forerun.plan.profile import PLAIN, Profile, chooses_lengths
 from forerun.plan.request_spread import request_cv
-from forerun.plan.simulation.profiled import PLAIN
 
 TREES = ("draft_tree", "drafters", "suffix_decoding_tree")
 """Keys of a `speculative_config` with which drafts may be trees, or be those of several drafters."""
@@ -52,7 +51,7 @@ def _speculation(profile: Profile, name: str, kind: str | None, confidence: floa
     A drafter with a `draft_tree` of its own computes all of it whatever is asked for, so that shorter drafts cost as much.
     """
     config, is_served = profile.configs[name], name in profile.served_steps
-    is_adaptive = chooses_itself(config) and not is_served
+    is_adaptive = chooses_lengths(config) and not is_served
 
     def planned(measured: AcceptanceProfile) -> AcceptanceProfile:
         return measured if confidence is None else measured.lower(confidence)
@@ -60,7 +59,7 @@ def _speculation(profile: Profile, name: str, kind: str | None, confidence: floa
     acceptance = planned(profile.acceptance_for(name, kind))
     trace = profile.trace(name) if name in profile.traces else None
     longest = config.get("num_speculative_tokens") if trace is None else trace.num_speculative_tokens
-    has_trees = may_draft_trees(config) if trace is None else trace.has_trees
+    has_trees = _may_draft_trees(config) if trace is None else trace.has_trees
     is_whole = False
     yields: tuple[DraftYield, ...]
     if is_served:
@@ -77,7 +76,6 @@ def _speculation(profile: Profile, name: str, kind: str | None, confidence: floa
     return Speculation(
         name=name,
         acceptance=acceptance,
-        max_draft_tokens=len(yields),
         yields=yields,
         cost=profile.drafting[name],
         speculative_config=dict(config),
@@ -90,12 +88,7 @@ def _speculation(profile: Profile, name: str, kind: str | None, confidence: floa
     )
 
 
-def chooses_itself(config: Mapping[str, Any]) -> bool:
-    """Whether the engine chooses the length of drafts while it runs."""
-    return bool(config.get("enable_adaptive_verification", config.get("method") == "auto"))
-
-
-def may_draft_trees(config: Mapping[str, Any]) -> bool:
+def _may_draft_trees(config: Mapping[str, Any]) -> bool:
     """Whether a draft may have more nodes than it is deep."""
     if any(config.get(key) for key in TREES):
         return True

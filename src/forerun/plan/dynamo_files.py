@@ -14,14 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.errors import ConfigError
-from forerun.plan.step_times import DraftingCost, StepTimeModel
+from forerun.plan.step_times import FREE_DRAFTING, DraftingCost, StepTimeModel
 
 Floats = npt.NDArray[np.float64]
 
 PREFILL_FILE = Path("selected_prefill_interpolation/raw_data.npz")
 DECODE_FILE = Path("selected_decode_interpolation/raw_data.npz")
 LEAST_POINTS = 3  # of a sweep, to interpolate
-FREE = DraftingCost()
 
 PREFILL_KEYS = ("prefill_isl", "prefill_ttft", "prefill_thpt_per_gpu")
 DECODE_KEYS = ("x_kv_usage", "y_context_length", "z_itl", "z_thpt_per_gpu", "max_kv_tokens")
@@ -119,7 +118,7 @@ def write_mocker(
     contexts: Sequence[int],
     num_sequences: Sequence[int],
     max_kv_tokens: int,
-    drafting: DraftingCost = FREE,
+    drafting: DraftingCost = FREE_DRAFTING,
 ) -> None:
     """Write the mocker's table of whole steps of one draft length: not divided by the tokens that they yield.
 

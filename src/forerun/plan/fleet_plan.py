@@ -80,6 +80,11 @@ class FleetPlan:
         return math.isfinite(float(self.e2el.mean[0]))
 
     @property
+    def busiest_utilization(self) -> float:
+        """Utilization of the busier kind of engines."""
+        return max(self.utilization, self.prefill_utilization or 0.0)
+
+    @property
     def layout(self) -> Layout:
         """Whether prompts are computed apart."""
         return Layout.DISAGGREGATED if self.prefill_replicas else Layout.AGGREGATED

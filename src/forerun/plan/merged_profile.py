@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from forerun.errors import ConfigError
-from forerun.plan.profile import NAMES, SERVERS_KERNELS, Profile
+from forerun.plan.profile import NAMES, PLAIN, SERVERS_KERNELS, Profile
 
 SAME = (
     *NAMES,
@@ -49,8 +49,8 @@ def merged_profile(parts: Mapping[str, Profile]) -> Profile:
     if len(plain) > 1:
         raise ConfigError(f"merge: {' and '.join(plain)} both have no speculation; give one of them")
     found = {name: one for name, one in parts.items() if one.configs}
-    if "plain" in found:
-        raise ConfigError("merge: got the name plain for a profile with drafts; rename its folder")
+    if PLAIN in found:
+        raise ConfigError(f"merge: got the name {PLAIN} for a profile with drafts; rename its folder")
     return replace(
         parts[plain[0]] if plain else parts[first],
         num_blocks=min(one.num_blocks for one in parts.values()),

@@ -19,8 +19,8 @@ from forerun.core.integers import is_integer
 from forerun.errors import ConfigError, did_you_mean
 from forerun.plan.corrections import FEWEST_STEPS, LEAST, MOST, AppliedCorrections, Corrections
 from forerun.plan.deployment_planner import corrected
-from forerun.plan.profile import Profile
-from forerun.plan.simulation.profiled import PLAIN, profiled_engine
+from forerun.plan.profile import PLAIN, Profile
+from forerun.plan.simulation.profiled import profiled_engine
 from forerun.plan.simulation.requests import SimulatedRequest
 from forerun.plan.simulation.result import SimulationResult
 
@@ -218,9 +218,10 @@ def _time_factor(
     wanted = test.figures.step_seconds
     low, high = LEAST, MOST
     at_low, at_high = step_seconds(low), step_seconds(high)
-    for end, found in ((low, at_low), (high, at_high)):
-        if (wanted < found) if end == low else (wanted > found):
-            return end * wanted / found
+    if wanted < at_low:
+        return low * wanted / at_low
+    if wanted > at_high:
+        return high * wanted / at_high
     for _ in range(ROUNDS):
         middle = math.sqrt(low * high)
         at_middle = step_seconds(middle)

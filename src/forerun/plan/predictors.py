@@ -240,12 +240,17 @@ def _import(module: str, *, name: str) -> ModuleType:
         raise ConfigError(f"predictor {name}: needs the package {module}; pip install {module}") from None
 
 
-def make_predictor(name: str) -> Predictor:
+def make_predictor(name: str, *, period: float = INTERVALS_PER_DAY) -> Predictor:
     """Make the predictor of a name.
 
+    Args:
+        name: one of `PREDICTORS`.
+        period: intervals after which the series repeats itself; only `harmonic` uses it.
+
     Raises:
-        ConfigError: there is none, or its package is missing.
+        ConfigError: there is none, its package is missing, or the period is out of range.
     """
     if name not in PREDICTORS:
         raise ConfigError(f"predictor: got {name!r}; must be one of {', '.join(PREDICTORS)}")
-    return PREDICTORS[name]()
+    make = PREDICTORS[name]
+    return HarmonicPredictor(period) if make is HarmonicPredictor else make()

@@ -24,6 +24,9 @@ PROFILE_FILE = "profile.json"
 SPECULATION_FILE = "speculation_profile.json"
 TRACES_FOLDER = "draft_traces"
 
+PLAIN = "plain"
+"""The name of decoding without drafts, which every profile has but that of a server that always drafts."""
+
 SCHEDULE = "num_speculative_tokens_per_batch_size"
 LENGTHS = ("num_speculative_tokens", SCHEDULE)
 """Keys of a `speculative_config` that say how long drafts are, which a plan chooses."""
@@ -49,18 +52,23 @@ AGAIN = "profile again"
 class Profile:
     """Everything that is known of one engine: its limits, its step times, its drafters.
 
-    `served_steps` are the step times of configurations that a server ran: each measured by itself, with what it drafted in
-    them, as if each sequence had all places of its `acceptance` drafted in each step. At other lengths nothing is known of
-    them. `has_plain_steps` is False where a server was measured that always drafts: then `step_times` are its own, and
-    nothing is known of decoding without drafts.
+    What is known by configuration is under the names of `configs`, acceptance for one class of prompts under "name/class".
 
-    `kernel_settings` are those settings of how it computes that were not as by default, in the names of
-    `EngineSettings`; `tensor_parallel_size` processes computed it together, each on a `device` of its own.
-    `configs` has the speculative_config of each profiled configuration by its name; `drafting` what drafting
-    costs, and `acceptance` what it yields, by the same names. Acceptance for one class of prompts is under
-    "name/class". `drafter_block_bytes` is what a drafter adds to each KV block, its own KV and the target's hidden states
-    that it reads, and `drafter_scratch_bytes` what blocks take that its drafts alone are written to, where that was measured;
-    `num_blocks` are those of an engine without drafter. `traces` are files of draft traces, absolute or from the working directory.
+    Attributes:
+        kernel_settings: settings of how it computes that were not as by default, in the names of `EngineSettings`.
+        tensor_parallel_size: processes that computed it together, each on a `device` of its own.
+        num_blocks: KV blocks of an engine without drafter.
+        step_times: of steps without drafts; of a server that always drafts its own.
+        served_steps: step times of configurations that a server ran, each measured by itself with what it drafted: as if each
+            sequence had all places of its `acceptance` drafted in each step. At other lengths nothing is known of them.
+        has_plain_steps: False where a server was measured that always drafts, so that nothing is known of decoding without
+            drafts.
+        configs: the speculative_config of each profiled configuration.
+        drafting: what drafting costs.
+        acceptance: what drafts yield.
+        drafter_block_bytes: what a drafter adds to each KV block: its own KV, and the target's hidden states that it reads.
+        drafter_scratch_bytes: what blocks take that its drafts alone are written to, where that was measured.
+        traces: files of draft traces, absolute or from the working directory.
 
     Raises:
         ConfigError: a value is of another type, a count or a size is below 1, a measure is not finite, or the parts name
@@ -284,6 +292,11 @@ def _check_parts(record: Mapping[str, Any]) -> None:
 def with_underscores(config: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of a `speculative_config` in the one spelling that all who read a profile or a plan know."""
     return {str(key).replace("-", "_"): value for key, value in config.items()}
+
+
+def chooses_lengths(config: Mapping[str, Any]) -> bool:
+    """Whether the engine chooses the lengths of drafts while it runs, by a `speculative_config`."""
+    return bool(config.get("enable_adaptive_verification", config.get("method") == "auto"))
 
 
 def check_config(what: str, config: Mapping[str, Any], *, do: str) -> None:

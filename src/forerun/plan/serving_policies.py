@@ -89,11 +89,12 @@ class EngineModel:
         return int(load.isl * load.prefix_hit_rate) // self.block_size
 
     def num_places(self, load: Load, num_draft_tokens: int) -> int:
-        """Sequences of a load whose KV, drafts included, fits at once in 99 of 100 moments, or one that fits alone; 0: not even one.
+        """Sequences of a load whose KV, drafts included, fits at once in 99 of 100 moments.
 
-        A running sequence holds its prompt and what it has written so far: on average (1 + cv²) / 2 of an answer,
-        as long answers run longer. One block each is kept free by the scheduler. What all prompts share is held once. One that is
-        alone needs no room for drafts: where there is none, they are shorter.
+        A running sequence holds its prompt and what it has written so far: on average (1 + cv²) / 2 of an answer, since long
+        answers run longer. The scheduler keeps one block free for each. What all prompts share is held once.
+
+        1 where a sequence fits only alone, without room for drafts, which are shorter then; 0 where not even one fits.
         """
         shared = self.shared_blocks(load)
         free = self.num_blocks - shared

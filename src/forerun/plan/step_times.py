@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from typing import Any, NamedTuple
 
@@ -260,12 +260,11 @@ class StepTimeModel:
 
     def to_json(self) -> dict[str, Any]:
         """The model as `from_json` reads it."""
-        measured, error = self.measured, self.error
         return {
             "version": VERSION,
             "weights": list(self.weights),
-            "measured": None if measured is None else {name: getattr(measured, name) for name in measured.__slots__},
-            "error": None if error is None else {name: getattr(error, name) for name in error.__slots__},
+            "measured": None if self.measured is None else asdict(self.measured),
+            "error": None if self.error is None else asdict(self.error),
         }
 
     @classmethod
@@ -448,11 +447,7 @@ class DraftingCost:
 
     def to_json(self) -> dict[str, float]:
         """All parts by name."""
-        return {
-            "seconds_per_step": self.seconds_per_step,
-            "seconds_per_sequence": self.seconds_per_sequence,
-            "seconds_per_draft_token": self.seconds_per_draft_token,
-        }
+        return asdict(self)
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> DraftingCost:
@@ -465,6 +460,9 @@ class DraftingCost:
             return cls(**{name: float(value) for name, value in record.items()})
         except (AttributeError, TypeError, ValueError) as problem:
             raise ConfigError(f"drafting: the record is damaged ({problem}); profile again") from None
+
+
+FREE_DRAFTING = DraftingCost()
 
 
 def _least_squares_from_zero(

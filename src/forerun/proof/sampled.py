@@ -22,6 +22,7 @@ PATH_LENGTH = 3  # tokens per sample that are compared
 NUM_BEYOND = 3  # sampled after these, since a draft is never longer than what is still to be written but one
 MIN_EXPECTED = 5.0  # cells with a smaller expected count are merged (Cochran's rule)
 
+ONE_IN_A_MILLION = 4.7534  # standard deviations, which a normal variable exceeds so seldom
 TEMPERATURES = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 9.0)  # tried in order until enough paths are likely
 MIN_LIKELY_SHARE = 0.25  # of all paths
 
@@ -116,9 +117,9 @@ def run_experiment(llm: LLM, experiment: NarrowExperiment, *, num_samples: int, 
     outputs = llm.generate([{"prompt_token_ids": experiment.prompt_ids}] * num_samples, sampling, use_tqdm=False)
     counts = Counter(tuple(output.outputs[0].token_ids[:PATH_LENGTH]) for output in outputs)
     statistic, degrees = chi_square(counts, experiment.path_probs, num_samples)
-    threshold = degrees + 10 * math.sqrt(2 * degrees)
+    threshold = limit_of(degrees)
     stats = llm.stats.speculation
-    is_tested = stats.num_draft_tokens > 0 and degrees > 0
+    is_tested = stats.num_draft_tokens >= num_samples and degrees > 0
     verdict = Verdict.BUG if statistic > threshold else Verdict.FITS if is_tested else Verdict.UNTESTED
     return SampledFinding(
         drafter=name,
@@ -130,6 +131,14 @@ def run_experiment(llm: LLM, experiment: NarrowExperiment, *, num_samples: int, 
         threshold=threshold,
         verdict=verdict,
     )
+
+
+def limit_of(degrees: int) -> float:
+    """What the statistic of a right verifier exceeds in one experiment of a million (Wilson and Hilferty, 1931)."""
+    if not degrees:
+        return 0.0
+    variance = 2.0 / (9.0 * degrees)
+    return degrees * (1.0 - variance + ONE_IN_A_MILLION * math.sqrt(variance)) ** 3
 
 
 def chi_square(counts: Mapping[Path, int], probs: Mapping[Path, float], num_samples: int) -> tuple[float, int]:

@@ -12,7 +12,7 @@ from forerun.models.base import LoadedTarget
 from forerun.models.checkpoint import Checkpoint, open_checkpoint
 from forerun.models.config import DecoderConfig
 from forerun.models.heads.eagle3 import DRAFTS_BOTH, MASK
-from forerun.train.initial_weights import feature_layers, has_llama_norms, reduced_head
+from forerun.train.initial_weights import feature_layers, has_llama_norms, llama_config, reduced_head
 
 FINAL_NORM = "model.norm.weight"
 
@@ -74,19 +74,12 @@ def begin_from_block(target: LoadedTarget, draft_ids: Tensor, *, seed: int) -> t
     tensors |= reduced_head(model, draft_ids)
     tensors[MASK] = torch.zeros(1, 1, num_features * width)
     content = {
+        **llama_config(model),
         "architectures": ["LlamaForCausalLMEagle3"],
-        "model_type": "llama",
-        "num_hidden_layers": 1,
-        "hidden_size": width,
-        "head_dim": config.head_dim,
         "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads,
         "intermediate_size": config.intermediate_size,
-        "hidden_act": "silu",
         "rms_norm_eps": config.norm_eps,
         "rope_theta": _rope_theta(config),
-        "max_position_embeddings": model.max_model_len,
-        "vocab_size": model.vocab_size,
         "draft_vocab_size": len(draft_ids),
         "tie_word_embeddings": False,
         "norm_before_residual": False,

@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from forerun.errors import ConfigError
 from forerun.train.head_trainer import BATCH_TOKENS
 
@@ -150,11 +152,5 @@ def count_steps(num_trained: float, batch_tokens: int = BATCH_TOKENS) -> int:
 
 def expected_length(num_trained: float) -> float:
     """Return the acceptance length to be expected of a head that was trained on so many tokens."""
-    points = [(1.0, 1.0), *CURVE]
-    if num_trained >= points[-1][0]:
-        return points[-1][1]
-    for (few, short), (many, long) in zip(points, points[1:], strict=False):
-        if num_trained < many:
-            share = (math.log(max(1.0, num_trained)) - math.log(few)) / (math.log(many) - math.log(few))
-            return short + share * (long - short)
-    return 1.0
+    counts, lengths = zip((1.0, 1.0), *CURVE, strict=True)
+    return float(np.interp(math.log(max(1.0, num_trained)), np.log(counts), lengths))

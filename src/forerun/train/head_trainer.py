@@ -54,9 +54,8 @@ class HeadSettings:
     batch_tokens: int = BATCH_TOKENS  # of a step, prompts included
     pass_tokens: int = PASS_TOKENS["cpu"]  # computed at once, at most, padding included
     num_passes: int = 3  # tokens that are drafted from a place
-    unrolled_every: int = 1  # of so many groups of texts one is drafted from with all passes, the others with the first
-    masked_every: int = 4  # of so many groups of texts one is drafted from in one pass too, from masks (P-EAGLE): in sum at a share of the weight
-    taught_steps: int = TAUGHT_STEPS  # at the beginning, in which induction heads are taught where to look
+    masked_every: int = 4  # each n-th part of a batch is also drafted from masks, in one pass (P-EAGLE)
+    taught_steps: int = TAUGHT_STEPS  # the first ones, in which induction heads are taught where to look
     measured_every: int = 10  # steps
     decay: float = 0.8  # weight of each later one
     learning_rate: float = 3e-3
@@ -164,20 +163,16 @@ class HeadTrainer:
         """Train on the next batch."""
         settings = self.settings
         parts = self._batches.parts(self.step)
-        unrolled = [(index + self.step) % settings.unrolled_every == 0 for index in range(len(parts))]
-        num_places = torch.zeros(settings.num_passes, device="cpu")  # by pass
-        for part, is_unrolled in zip(parts, unrolled, strict=True):
-            num_places[: settings.num_passes if is_unrolled else 1] += sum(len(text.places) for text in part)
+        num_places = max(1, sum(len(text.places) for part in parts for text in part))
         decayed = settings.decay ** torch.arange(settings.num_passes, device="cpu")
-        weights: list[float] = (decayed / num_places.clamp(min=1)).tolist()
+        weights: list[float] = (decayed / num_places).tolist()  # by pass
         is_measured = self.step % settings.measured_every == 0
         measured = torch.zeros(settings.num_passes, 2, dtype=torch.float64, device=self._device)
         total = torch.zeros((), device=self._device)
-        for index, (part, is_unrolled) in enumerate(zip(parts, unrolled, strict=True)):
-            of_part = weights[: settings.num_passes if is_unrolled else 1]
+        for index, part in enumerate(parts):
             # at the weights of all places, not of those drafted from masks: so masks count less than the passes
             of_masks = weights if (index + self.step) % settings.masked_every == 0 else weights[:0]
-            loss = self._loss(self._observer.observe(part), of_part, of_masks, measured if is_measured else None)
+            loss = self._loss(self._observer.observe(part), weights, of_masks, measured if is_measured else None)
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
         if self.step % GIVEN_BACK_EVERY == 0:
@@ -190,7 +185,7 @@ class HeadTrainer:
         self.step += 1
         num_tokens = sum(len(text.token_ids) for part in parts for text in part)
         self.num_tokens += num_tokens
-        means = (measured.cpu() / num_places[:, None].clamp(min=1)).T.tolist() if is_measured else [[], []]
+        means = (measured.cpu() / num_places).T.tolist() if is_measured else [[], []]
         return StepReport(step=self.step, num_tokens=num_tokens, total=total, acceptance=means[0], agreement=means[1])
 
     def save(self, path: Path) -> None:

@@ -16,7 +16,7 @@ from forerun.config.speculative_config import SpeculativeConfig
 from forerun.core.whole_file import whole_file
 from forerun.drafters.base import Drafter, NoDrafter, TargetInfo
 from forerun.errors import ConfigError
-from forerun.executor.hidden_states import Storage
+from forerun.executor.hidden_states import HiddenStatesStorage
 from forerun.models.checkpoint import save_tensors
 
 NAMES = "names.json"
@@ -77,7 +77,7 @@ class KeptFeatures:
 
     def written_by_engine(self) -> SpeculativeConfig:
         """The configuration of an engine that keeps them of texts that it writes."""
-        storage = Storage(
+        storage = HiddenStatesStorage(
             shared_storage_path=self._folder,
             num_writer_threads=1,
             use_synchronization_lock=False,

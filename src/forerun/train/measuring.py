@@ -81,8 +81,6 @@ def measure_head(
     *,
     settings: EngineSettings,
     num_tokens: int,
-    temperatures: Sequence[float] = TEMPERATURES,
-    max_tokens: int = NUM_TOKENS,
 ) -> Measurement:
     """Answer prompts with the head's drafts, all of `NUM_DRAFTED` tokens, and count what is accepted.
 
@@ -92,8 +90,6 @@ def measure_head(
         prompts: token ids that were not trained on.
         settings: of the engine.
         num_tokens: tokens that the head was trained on, for the record.
-        temperatures: of the answers.
-        max_tokens: tokens of an answer.
 
     Raises:
         ConfigError: there is no prompt.
@@ -103,9 +99,9 @@ def measure_head(
         raise ConfigError("measure: no conversation was held out; write more of them")
     llm = LLM.from_target(target, settings, resolve_speculative({**DRAFTING, "model": str(folder)}))
     at = []
-    for temperature in temperatures:
+    for temperature in TEMPERATURES:
         llm.reset_stats()
-        params = [SamplingParams(temperature=temperature, seed=i, max_tokens=max_tokens) for i in range(len(prompts))]
+        params = [SamplingParams(temperature=temperature, seed=i, max_tokens=NUM_TOKENS) for i in range(len(prompts))]
         llm.generate([list(prompt) for prompt in prompts], params, use_tqdm=False)
         at.append(_acceptance(temperature, llm.stats.speculation))
     return Measurement(num_tokens=num_tokens, at=at)
@@ -118,12 +114,11 @@ def measure_times(
     measured: Measurement,
     *,
     settings: EngineSettings,
-    max_tokens: int = NUM_TOKENS,
 ) -> Measurement:
-    """Add to a measurement what a drafted token costs and how much sooner an answer comes, one after the other."""
+    """Add to a measurement what a drafted token costs, and the speed-up of answers, one after the other."""
     drafting = LLM.from_target(target, settings, resolve_speculative({**DRAFTING, "model": str(folder)}))
     plain = LLM.from_target(target, settings, SpeculativeConfig())
-    params = SamplingParams(temperature=0.0, max_tokens=max_tokens)
+    params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS)
     num_tokens, seconds = dict.fromkeys((drafting, plain), 0), dict.fromkeys((drafting, plain), 0.0)
     for prompt in prompts[:NUM_TIMED]:
         for llm in (drafting, plain):  # in turn, since the machine's speed drifts

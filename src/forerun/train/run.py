@@ -92,9 +92,8 @@ class TrainingRun:
             model=settings.model,
             device=settings.device,
             max_model_len=limits.most_conversation,
-            num_gpu_blocks_override=_num_blocks(
-                limits
-            ),  # so that no share of a GPU must be free when the target is loaded
+            # so that no share of a GPU must be free when the target is loaded
+            num_gpu_blocks_override=_num_blocks(limits),
         )
         device = self._engine.torch_device
         if device.type != "cpu":

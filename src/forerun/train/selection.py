@@ -97,11 +97,7 @@ def select(
         opening = text.token_ids[: text.spans[0][0]].tobytes()
         if opening in openings:
             num_repeated += 1
-        elif (
-            excluded
-            and tokenizer is not None
-            and not excluded.isdisjoint(ngrams(tokenizer.decode(text.token_ids.tolist(), skip_special_tokens=False)))
-        ):
+        elif excluded and tokenizer is not None and _shares_ngram(text, tokenizer, excluded):
             num_excluded += 1
         else:
             openings.add(opening)
@@ -120,17 +116,11 @@ def select(
     least = LEAST_COVERAGE if draft_ids is None else LEAST_COVERAGE_TAKEN
     if draft_ids is None:
         draft_ids = _draft_vocabulary(counts, num_draft=num_draft, always=always)
-    coverage = float(counts[draft_ids].sum() / counts.sum())
-    if coverage < least:
-        raise ConfigError(
-            f"--draft-vocab-size: {len(draft_ids)} tokens are {coverage:.1%} of what the target wrote; "
-            f"at least {least:.0%} are needed; give more, or begin anew"
-        )
     return Selection(
         learned=learned,
         held_out=held_out,
         draft_ids=draft_ids,
-        coverage=coverage,
+        coverage=_coverage(counts, draft_ids, least=least),
         num_empty=num_empty,
         num_repeated=num_repeated,
         num_excluded=num_excluded,
@@ -177,6 +167,11 @@ def loops(token_ids: NDArray[np.int64]) -> NDArray[np.bool_]:
     return found
 
 
+def _shares_ngram(text: WrittenText, tokenizer: Tokenizer, excluded: frozenset[tuple[str, ...]]) -> bool:
+    whole = tokenizer.decode(text.token_ids.tolist(), skip_special_tokens=False)
+    return not excluded.isdisjoint(ngrams(whole))
+
+
 def _places(text: WrittenText) -> NDArray[np.int64]:
     """Return the places of answers whose next token is of the same answer too, without loops."""
     token_ids = text.token_ids.astype(np.int64)
@@ -201,6 +196,21 @@ def _draft_vocabulary(counts: NDArray[np.int64], *, num_draft: int, always: Iter
     order = np.argsort(-counts, kind="stable")
     others = order[~np.isin(order, fixed)][: max(0, num_draft - len(fixed))]
     return np.sort(np.concatenate([fixed, others]))[:num_draft]
+
+
+def _coverage(counts: NDArray[np.int64], draft_ids: NDArray[np.int64], *, least: float) -> float:
+    """The share of the tokens in `counts` [vocab_size] that can be drafted.
+
+    Raises:
+        ConfigError: it is below `least`.
+    """
+    coverage = float(counts[draft_ids].sum() / counts.sum())
+    if coverage < least:
+        raise ConfigError(
+            f"--draft-vocab-size: {len(draft_ids)} tokens are {coverage:.1%} of what the target wrote; "
+            f"at least {least:.0%} are needed; give more, or begin anew"
+        )
+    return coverage
 
 
 def _json_values(text: str) -> Iterator[object]:

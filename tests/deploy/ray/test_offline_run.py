@@ -31,7 +31,7 @@ def test_results_are_in_the_order_of_the_prompts_whatever_the_order_of_the_parts
 
 def test_a_run_that_was_broken_off_goes_on_with_what_is_missing(tmp_path):
     fill(ResultFolder(tmp_path, run()), run(), [1])
-    (tmp_path / "part-000002.jsonl.partial").write_text("half")
+    (tmp_path / "part-000002.1.part.jsonl").write_text("half")
     again = ResultFolder(tmp_path, run())
     assert again.missing() == [0, 2]
     with pytest.raises(ConfigError, match="2 of 3 parts are missing"):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from forerun.core.sampling_params import SamplingParams
 from forerun.ops.cuda import sampling
 from forerun.ops.cuda.table import RuleTable, StepRows
-from forerun.ops.sampling import SamplingRules, target_token, target_tokens
+from forerun.ops.sampling import SamplingRules, target_tokens
 from forerun.ops.truncation import floor_of
 from tests.cuda import DEVICE, ints, random
 
@@ -50,13 +50,14 @@ def draw(module, logits, requests, seeds, positions):
 
 def on_the_host(logits, requests, seeds, positions):
     return [
-        target_token(
+        target_tokens(
             SamplingRules(params, prompt_ids=[0], vocab_size=logits.shape[1]),
             row.cpu(),
             [],
             seed=seed,
             position=position,
-        )
+            count=1,
+        )[0]
         for row, params, seed, position in zip(logits, requests, seeds, positions, strict=True)
     ]
 

@@ -12,7 +12,14 @@ from forerun.core.step import ReadyResult
 from forerun.engine.engine import Engine
 from forerun.engine.simulation import SimulationSettings
 from forerun.executor.simulated import VirtualClock
-from forerun.executor.simulated_text import NO_SHAPE, DraftShape, HashedTexts, RecordedText, RecordedTexts
+from forerun.executor.simulated_text import (
+    NOTHING_DRAFTED,
+    Drafted,
+    DraftShape,
+    HashedTexts,
+    RecordedText,
+    RecordedTexts,
+)
 from forerun.plan.simulation.fleet import Fleet, FleetRun, request_seed
 from forerun.plan.simulation.requests import SimulatedRequest
 from tests.contract.test_contract import PROMPTS
@@ -113,7 +120,7 @@ class RecordedDrafts:
     def draft(self, spec, position, *, limit, depth, min_survival):
         draft = self.drafts.get((spec.sampling.seed, position))
         if draft is None:
-            return NO_SHAPE, ()
+            return NOTHING_DRAFTED
         text = self.texts.tokens(spec, position, position + draft.depth)
         right, node, children = [], -1, draft.children()
         for token_id in text:
@@ -121,7 +128,7 @@ class RecordedDrafts:
             if node is None:
                 break
             right.append(node)
-        return DraftShape(len(draft), draft.parents, draft.survival, draft.source), tuple(right)
+        return Drafted(DraftShape(len(draft), draft.parents, draft.survival, draft.source), tuple(right))
 
 
 def simulated_run(control, outputs, measured):

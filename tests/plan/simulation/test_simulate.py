@@ -15,7 +15,7 @@ from forerun.core.random_bits import key_of
 from forerun.engine.simulation import SimulatedEngine, SimulationSettings, linear_decode_seconds
 from forerun.engine.speculation import FixedLength
 from forerun.errors import ConfigError
-from forerun.executor.simulated_text import NOTHING_DRAFTED, ConditionalAcceptance, DraftShape
+from forerun.executor.simulated_text import NOTHING_DRAFTED, ConditionalAcceptance, Drafted, DraftShape
 from forerun.plan.load import Load
 from forerun.plan.simulation.fleet import Fleet, FleetRun, Transfer
 from forerun.plan.simulation.requests import SimulatedRequest, synthetic_requests, with_arrivals
@@ -113,7 +113,7 @@ class Trees:
                 right.append(node)
         if not parents:
             return NOTHING_DRAFTED
-        return DraftShape(len(parents), tuple(parents), source="ab"[bits >> 40 & 1]), tuple(right)
+        return Drafted(DraftShape(len(parents), tuple(parents), source="ab"[bits >> 40 & 1]), tuple(right))
 
 
 DRAFTED = st.sampled_from(

@@ -21,7 +21,7 @@ from forerun.engine.speculation import FixedLength
 from forerun.llm import LLM
 from forerun.models.base import LoadedTarget
 from forerun.plan.acceptance import AcceptanceProfile
-from forerun.plan.step_times import DraftingCost, DraftingSample, StepTimeModel
+from forerun.plan.step_times import FREE_DRAFTING, DraftingCost, DraftingSample, StepTimeModel
 
 LIVE_BATCH_SIZES = (1, 4)
 NUM_WARMUP_STEPS = 4
@@ -100,7 +100,7 @@ def measure_drafting_cost(
                 in_turn = (plain, drafting) if number % 2 == 0 else (drafting, plain)
                 found = {llm: _timed_steps(llm, batch, f"{kind}-{size}-{number}", clock) for llm in in_turn}
                 samples += _samples(found[plain], found[drafting], step_times)
-    return DraftingCost.fit(samples) if samples else DraftingCost()
+    return DraftingCost.fit(samples) if samples else FREE_DRAFTING
 
 
 def _samples(

@@ -23,6 +23,7 @@ few steps with drafts."""
 
 DRAFTING_TOKENS = 64  # of each answer there
 
+RECORDED_AT_ONCE = 8  # texts
 SECONDS_OF_SETUP = 0.05  # of a batch: copies of KV, requests
 NUM_WARMUP_ROUNDS = 1
 
@@ -87,10 +88,9 @@ class ProfileGrid:
             for num_sequences in sorted(set(self.num_sequences)):
                 yield Cell(num_sequences, context)
 
-    @property
-    def num_measurements(self) -> int:
-        """Batches and prompts of a round."""
-        return len(list(self.cells())) + len(set(self.input_lengths))
+    def jobs(self) -> list[Cell | int]:
+        """What a round measures: its batches, and prompts by their lengths."""
+        return [*self.cells(), *sorted(set(self.input_lengths))]
 
     def lengths_for(self, num_sequences: int) -> tuple[int, ...]:
         """The draft lengths that a batch is measured with: those of no more than `MOST_ROWS` rows."""
@@ -154,10 +154,8 @@ class ProfileGrid:
         for cell in self.cells():
             context = cell.num_sequences * cell.context
             seconds += SECONDS_OF_SETUP
-            # the tokens after the last full block of each prompt, and a prompt beside
-            seconds += times.ttft_seconds(min(cell.context, 16) * cell.num_sequences) + times.ttft_seconds(
-                MIXED_ROWS[-1]
-            )
+            seconds += times.ttft_seconds(min(cell.context, 16) * cell.num_sequences)  # after their last full blocks
+            seconds += times.ttft_seconds(MIXED_ROWS[-1])  # a prompt beside
             for length in self.lengths_for(cell.num_sequences):
                 rows = cell.num_sequences * (length + 1)
                 seconds += self.steps * times.seconds(
@@ -169,20 +167,17 @@ class ProfileGrid:
         """About how long all rounds take, with those that warm up and the contexts that are copied."""
         return (NUM_WARMUP_ROUNDS + self.rounds) * self.seconds_of_round(times) + times.ttft_seconds(max(self.contexts))
 
-    def seconds_of_texts(
-        self, times: StepTimeModel, *, num_kinds: int, num_configs: int, num_with_model: int = 0, batch_size: int = 8
-    ) -> float:
+    def seconds_of_texts(self, times: StepTimeModel, *, num_kinds: int, num_configs: int, num_with_model: int) -> float:
         """About how long it takes to record the texts, and to draft on them with every configuration.
 
         `num_with_model` of these draft with a model: at every place of the texts, each time for about as long as a step.
         """
-        num_texts = self.num_texts * num_kinds
-        step = times.seconds(num_rows=batch_size, num_sequences=batch_size, num_context_tokens=batch_size * 256)
-        places = -(-num_texts // batch_size) * self.max_tokens
+        num_texts, size = self.num_texts * num_kinds, RECORDED_AT_ONCE
+        step = times.seconds(num_rows=size, num_sequences=size, num_context_tokens=size * 256)
+        places = -(-num_texts // size) * self.max_tokens
         recording = places * step * 1.3  # log probabilities are kept
-        num_steps = (
-            2 * DRAFTING_TOKENS * sum(DRAFTING_BATCHES.values())
-        )  # without drafts, and at most as many with them
+        # without drafts, and at most as many with them
+        num_steps = 2 * DRAFTING_TOKENS * sum(DRAFTING_BATCHES.values())
         reading = num_texts * times.ttft_seconds(256 + self.max_tokens)
         return (
             recording + num_configs * (2.0 + num_steps * num_kinds * step) + num_with_model * (places * step + reading)

@@ -15,7 +15,6 @@ from forerun.bench.profiling.step_sweep import Cells, RoundResult, step_medians,
 from forerun.errors import ConfigError
 from forerun.plan.dynamo_files import (
     DECODE_FILE,
-    FREE,
     LEAST_POINTS,
     PREFILL_FILE,
     DecodePoint,
@@ -25,6 +24,7 @@ from forerun.plan.dynamo_files import (
     write_prefill,
 )
 from forerun.plan.profile import Profile
+from forerun.plan.step_times import FREE_DRAFTING
 
 
 class Chosen(NamedTuple):
@@ -73,7 +73,7 @@ def write_outputs(
             contexts=[point.context for point in points],
             num_sequences=[point.num_sequences for point in points],
             max_kv_tokens=max_kv_tokens,
-            drafting=FREE if chosen.name is None else profile.drafting[chosen.name],
+            drafting=FREE_DRAFTING if chosen.name is None else profile.drafting[chosen.name],
         )
     selected = folder / DECODE_FILE
     selected.parent.mkdir(exist_ok=True)

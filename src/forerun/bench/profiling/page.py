@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import html
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -42,19 +43,23 @@ def write_page(
         f"<p>{html.escape(profile.machine)}; {html.escape(profile.kernels)}, {profile.dtype}; "
         f"forerun {html.escape(profile.version)}{_bandwidth(profile)}</p>",
         "<h2>Prompts</h2><p>Time to the first token on an idle engine. Line: the fitted model.</p>",
-        _drawn(lambda axes: _draw_prefill(axes, profile, prefill)),
+        _drawn(partial(_draw_prefill, profile=profile, prefill=prefill)),
         "<h2>Steps</h2><p>Milliseconds of a step that verifies drafts of K tokens, drafting left out. "
         "Points: measured medians; lines: the fitted model.</p>",
     ]
     for context in sorted({context for _, context, _ in cells}):
-        parts.append(_drawn(lambda axes, context=context: _draw_steps(axes, profile, cells, context)))
+        parts.append(_drawn(partial(_draw_steps, profile=profile, cells=cells, context=context)))
     if profile.acceptance:
         parts += [
             "<h2>Drafts</h2><p>The chance of each place of a draft to stand, all before it included.</p>",
-            _drawn(lambda axes: _draw_acceptance(axes, profile)),
+            _drawn(partial(_draw_acceptance, profile=profile)),
             _acceptance_table(profile),
         ]
-    parts += ["<h2>How well the model fits</h2>", _fit(profile), _drawn(lambda axes: _draw_fit(axes, profile, steps))]
+    parts += [
+        "<h2>How well the model fits</h2>",
+        _fit(profile),
+        _drawn(partial(_draw_fit, profile=profile, steps=steps)),
+    ]
     head = f'<meta charset="utf-8"><title>Profile of {html.escape(profile.model)}</title><style>{STYLE}</style>'
     body = "\n".join(parts)
     file.write_text(f"<!doctype html>\n<html lang=en><head>{head}</head><body>\n{body}\n</body></html>\n", "utf-8")
@@ -65,9 +70,8 @@ def _bandwidth(profile: Profile) -> str:
     return "" if speed is None else f"; memory at {speed:.1f} GB/s"
 
 
-def _drawn(draw: object) -> str:
+def _drawn(draw: Callable[[Axes], None]) -> str:
     """A panel as SVG text."""
-    assert callable(draw)
     figure = Figure(figsize=(8, 4), layout="constrained")
     axes = figure.subplots()
     draw(axes)
@@ -152,17 +156,7 @@ def _draw_fit(axes: Axes, profile: Profile, steps: Sequence[MeasuredStep]) -> No
     sweeps = sorted({step.sweep for step in steps})
     for colour, sweep in zip(COLOURS[1:], sweeps, strict=False):
         samples = [step.sample for step in steps if step.sweep == sweep]
-        predicted = [
-            1e3
-            * profile.step_times.seconds(
-                num_rows=one.num_rows,
-                num_sequences=one.num_sequences,
-                num_context_tokens=one.num_context_tokens,
-                num_prompt_rows=one.num_prompt_rows,
-                num_prompt_context=one.num_prompt_context,
-            )
-            for one in samples
-        ]
+        predicted = [1e3 * profile.step_times.of_shape(one.shape) for one in samples]
         axes.plot([1e3 * one.seconds for one in samples], predicted, ".", color=colour, label=sweep, markersize=3)
     low, high = axes.get_xlim()
     axes.plot([low, high], [low, high], color=COLOURS[0], linewidth=1)

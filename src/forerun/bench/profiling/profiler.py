@@ -28,7 +28,14 @@ from forerun.bench.machine import describe_kernels, describe_machine, machine_na
 from forerun.bench.offline import check_outputs
 from forerun.bench.passes import PassBytes
 from forerun.bench.profiling.filling import filling_config
-from forerun.bench.profiling.grid import DRAFTING_TOKENS, GRIDS, NUM_WARMUP_ROUNDS, ROUGH_GRID, ProfileGrid
+from forerun.bench.profiling.grid import (
+    DRAFTING_TOKENS,
+    GRIDS,
+    NUM_WARMUP_ROUNDS,
+    RECORDED_AT_ONCE,
+    ROUGH_GRID,
+    ProfileGrid,
+)
 from forerun.bench.profiling.measured_drafter import (
     CHECKED_TOKENS,
     DrafterMeasurement,
@@ -58,7 +65,6 @@ from forerun.plan.step_times import StepTimeModel
 ROUGH_ROUND = -2  # its number; warming up is -1
 REST_SECONDS = 2.0
 SECONDS_TO_FINISH = 3.0  # engines are made, files written, pictures drawn
-RECORDED_AT_ONCE = 8
 LEAST_ANSWER = 3  # tokens: the prompt's own step writes the first, and behind a draft of one the target adds another
 OF_KV_MEMORY = ("model", "quantization", "block_size", "tensor_parallel_size", "gpu_memory_utilization")
 """Settings that the bytes of a KV block, and how many there may be, go by."""
@@ -347,12 +353,11 @@ class Profiler:
 
     def _rounds(self, llm: LLM, grid: ProfileGrid, stages: Stages, work: Work, *, seconds: float) -> list[RoundResult]:
         """All rounds of the sweep, which take about so many seconds: from the folder, or measured now."""
-        of_round, num_jobs = seconds / (NUM_WARMUP_ROUNDS + grid.rounds), grid.num_measurements
+        of_round, num_jobs = seconds / (NUM_WARMUP_ROUNDS + grid.rounds), len(grid.jobs())
         kept = {number: stages.load(f"round-{number}", RoundResult.from_json) for number in range(grid.rounds)}
         missing = [number for number, found in kept.items() if found is None]
-        num_done = (
-            grid.rounds - len(missing) if missing else grid.rounds + NUM_WARMUP_ROUNDS
-        )  # or the one of warm-up too
+        # where no round is missing, none warms up either
+        num_done = grid.rounds - len(missing) if missing else grid.rounds + NUM_WARMUP_ROUNDS
         work.add(of_round * num_done)
         if missing:
             probe, meter = self._instruments(llm)

@@ -25,7 +25,7 @@ from forerun.bench.profiling.step_sweep import DECODE, PREFILL, MeasuredPrompt, 
 from forerun.errors import ConfigError
 from forerun.plan.acceptance import AcceptanceProfile
 from forerun.plan.profile import SERVERS_KERNELS, Profile, check_config
-from forerun.plan.step_times import DraftingCost, StepSample, StepTimeModel
+from forerun.plan.step_times import FREE_DRAFTING, StepSample, StepTimeModel
 
 TIMEOUT = aiohttp.ClientTimeout(total=30 * 60)  # seconds
 CONFIG = "server"
@@ -102,10 +102,6 @@ class _RoughTimes:
         return job.num_sequences * job.context * self.prompt_token + NUM_TOKENS * self.step
 
 
-def _jobs(grid: ProfileGrid) -> list[Cell | int]:
-    return [*grid.cells(), *sorted(set(grid.input_lengths))]
-
-
 def profile_server(
     task: ServerTask,
     folder: Path,
@@ -158,7 +154,7 @@ class _ServerProfiler:
         if num_ended:
             self.announce(f"{self.folder} has {num_ended} finished stage(s); going on from there")
         times = await self._rough_times(grid, facts, client, stages)
-        of_round = sum(map(times.of_job, _jobs(grid)))
+        of_round = sum(map(times.of_job, grid.jobs()))
         of_texts = times.step * grid.max_tokens * self._num_batches_of_texts(grid)
         work = Work(grid.rounds * of_round + of_texts, self.advance)
         self.announce(f"about {work.seconds:.0f} s")
@@ -218,7 +214,7 @@ class _ServerProfiler:
             served_steps={CONFIG: step_times} if acceptance else {},
             has_plain_steps=not acceptance,
             configs={CONFIG: dict(self.task.speculative_config or {})} if acceptance else {},
-            drafting={CONFIG: DraftingCost()} if acceptance else {},
+            drafting={CONFIG: FREE_DRAFTING} if acceptance else {},
             acceptance=acceptance,
             conditions={
                 "grid": grid.to_json(),
@@ -318,7 +314,7 @@ class _ServerProfiler:
         on_job: Callable[[Cell | int], object],
     ) -> RoundResult:
         """Each prompt length and each batch once, in an order of its own; `on_job` is called after each."""
-        result, jobs = RoundResult(gigabytes_per_second=None), _jobs(grid)
+        result, jobs = RoundResult(gigabytes_per_second=None), grid.jobs()
         random.Random(number).shuffle(jobs)
         for place, job in enumerate(jobs):
             self.progress(f"round {number + 1} of {grid.rounds}: {place} of {len(jobs)} measurements")

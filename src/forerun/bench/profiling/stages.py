@@ -56,9 +56,9 @@ class Stages:
         """What the stages have taken, all pieces of an interrupted profile together."""
         return self.seconds_before + time.monotonic() - self.started
 
-    def path(self, name: str, suffix: str = ".json") -> Path:
+    def path(self, name: str) -> Path:
         """The file of a stage."""
-        return self.folder / STAGES / f"{name}{suffix}"
+        return self.folder / STAGES / f"{name}.json"
 
     def get(self, name: str) -> Any | None:
         """What a stage found, or None if it has not ended.

@@ -96,10 +96,9 @@ class StepSweep:
 
     def run_round(self, number: int, progress: Progress = no_progress) -> RoundResult:
         """Measure everything once, in an order of its own, so that a drift of the machine affects all alike."""
-        grid, order = self._grid, random.Random(number)
         result = RoundResult(gigabytes_per_second=self._probe.measure() / 1e9)
-        jobs: list[Cell | int] = [*grid.cells(), *sorted(set(grid.input_lengths))]
-        order.shuffle(jobs)
+        jobs = self._grid.jobs()
+        random.Random(number).shuffle(jobs)
         with self._meter:
             for place, job in enumerate(jobs):
                 progress(f"{place} of {len(jobs)} measurements")

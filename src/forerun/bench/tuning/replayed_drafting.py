@@ -16,7 +16,7 @@ from forerun.core.sequence import Sequence as TokenSequence
 from forerun.core.step import SequenceSpec, StepPlan
 from forerun.drafters.base import DraftRequest, VerifiedRows
 from forerun.drafters.guard import GuardedDrafter
-from forerun.executor.simulated_text import NO_SHAPE, DraftShape
+from forerun.executor.simulated_text import NOTHING_DRAFTED, Drafted, DraftShape
 
 
 class ReplayedDrafting:
@@ -64,9 +64,7 @@ class ReplayedDrafting:
         seconds, self._seconds = self._seconds, 0.0
         return seconds
 
-    def draft(
-        self, spec: SequenceSpec, position: int, *, limit: int, depth: int, min_survival: float
-    ) -> tuple[DraftShape, tuple[int, ...]]:
+    def draft(self, spec: SequenceSpec, position: int, *, limit: int, depth: int, min_survival: float) -> Drafted:
         """See `Drafting`."""
         seed = spec.sampling.seed
         text = self._texts[seed]
@@ -87,9 +85,9 @@ class ReplayedDrafting:
         self._seconds += self._clock() - start
         self._drafts[seed] = draft
         if not draft.token_ids:
-            return NO_SHAPE, ()
+            return NOTHING_DRAFTED
         shape = DraftShape(len(draft), draft.parents, draft.survival, draft.source)
-        return shape, standing_nodes(draft, text.answer_ids, len(sequence.output_ids))
+        return Drafted(shape, standing_nodes(draft, text.answer_ids, len(sequence.output_ids)))
 
     def end(self, seed: int) -> None:
         """A text has ended: the drafter may remember it."""

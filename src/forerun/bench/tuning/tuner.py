@@ -28,10 +28,10 @@ from forerun.config.settings import EngineSettings
 from forerun.errors import ConfigError
 from forerun.models.base import LoadedTarget
 from forerun.plan.draft_trace import DraftTrace
-from forerun.plan.profile import Profile
+from forerun.plan.profile import PLAIN, Profile
 from forerun.plan.step_times import StepTimeModel
 from forerun.plan.tuning.batch_schedule import with_schedule
-from forerun.plan.tuning.candidates import PLAIN, Candidate, SearchSpace
+from forerun.plan.tuning.candidates import Candidate, SearchSpace
 from forerun.plan.tuning.choice import Objective, choose
 from forerun.plan.tuning.confirmation import confirm
 from forerun.plan.tuning.drive import drive

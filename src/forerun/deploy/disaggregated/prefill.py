@@ -56,11 +56,11 @@ class PrefillServer:
         while True:
             message = self._channel.receive(0 if engine.has_work else None)
             if message is not None:
-                self._obey(message)
+                self._handle(message)
             elif engine.has_work:
                 self._step()
 
-    def _obey(self, message: Message) -> None:
+    def _handle(self, message: Message) -> None:
         header = message.header
         if "cancel" in header:
             self._end(header["cancel"])

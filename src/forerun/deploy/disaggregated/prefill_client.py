@@ -19,8 +19,9 @@ LAST_CHANCE_S = 1.0  # to find what it has said, where this process has been sto
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A prompt that was read: its KV; None where it is to be read here, and why the process has not read it if it was asked.
+    """A prompt that the other process has done with.
 
+    `kv` is None where the prompt is to be read here; `error` then says why the process has not read it, if it was asked.
     `read_seconds` is from the question to the prompt's last step, `transfer_seconds` from there until the KV lay in
     shared memory and this process had it.
     """

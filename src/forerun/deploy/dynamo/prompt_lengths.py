@@ -57,7 +57,7 @@ class PromptLengths:
             noted = path.read_text()
             num_tokens = int(noted.split()[0])
             if noted == _note(token_ids[:num_tokens]):
-                path.touch()  # whoever has ended it before forgets it no more
+                path.touch()  # so that `_forget_ended` keeps it, where an earlier stream of this request has ended
                 return num_tokens
         unfinished = path.with_suffix(f".{secrets.token_hex(8)}")  # others may note under the same id
         unfinished.write_text(_note(token_ids))

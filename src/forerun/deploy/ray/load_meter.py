@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING
 
 from forerun.engine.stats import Counter, Gauge, Metric
@@ -31,7 +31,7 @@ class ReplicaCounts:
 
     def to_stats(self) -> dict[str, float]:
         """The record as Ray takes it from a replica."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}
+        return asdict(self)
 
     @classmethod
     def from_stats(cls, stats: Mapping[str, float]) -> ReplicaCounts:
@@ -83,10 +83,10 @@ class MeasuredInterval:
 class LoadMeter:
     """Makes intervals of the replicas' counters, which begin at 0 with each replica and end with it.
 
-    Lengths are those of requests that ended, arrivals those that ended or came to be under way. So a request is
-    counted where it is, and one whose replica died is lost. A replica that starts again has another name: counters that
-    fall under the same one were not heard, and what came meanwhile is counted when they have grown again. Lengths are
-    taken to spread as much as their mean.
+    An arrival is a request that has ended or has come to be under way, so each is counted at the replica where it is; those
+    of a replica that died are lost. Lengths are means over requests that ended, and are taken to spread as much as their
+    mean. A replica that starts again has another name. So where counters fall under the same name the reading is wrong and is
+    left out, and what came meanwhile is counted once they have grown again.
     """
 
     def __init__(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,6 +12,7 @@ from typing import Any
 
 import forerun
 from forerun.core.random_bits import child_seed
+from forerun.core.whole_file import whole_file
 from forerun.engine.request import as_token_ids
 from forerun.errors import ConfigError
 
@@ -125,7 +125,7 @@ class ResultFolder:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise ConfigError(f"{folder}: holds no results of such runs, and is not an empty folder; give another")
         folder.mkdir(parents=True, exist_ok=True)
-        _write_whole(path, json.dumps(run.manifest, indent=1) + "\n")
+        _write(path, json.dumps(run.manifest, indent=1) + "\n")
 
     def missing(self) -> list[int]:
         """Parts that have no results yet."""
@@ -139,7 +139,7 @@ class ResultFolder:
         """
         if len(results) != len(self._run.part(number)):
             raise ValueError(f"part {number}: got {len(results)} results for {len(self._run.part(number))} prompts")
-        _write_whole(self._path(number), "".join(json.dumps(one) + "\n" for one in results))
+        _write(self._path(number), "".join(json.dumps(one) + "\n" for one in results))
 
     def read(self) -> Iterator[dict[str, Any]]:
         """All results in the order of the prompts.
@@ -159,8 +159,6 @@ class ResultFolder:
         return self._folder / f"part-{number:06d}.jsonl"
 
 
-def _write_whole(path: Path, text: str) -> None:
-    """Write a file, whole or not at all."""
-    unfinished = path.with_name(path.name + ".partial")
-    unfinished.write_text(text)
-    os.replace(unfinished, path)
+def _write(path: Path, text: str) -> None:
+    with whole_file(path) as part:
+        part.write_text(text)

@@ -83,7 +83,7 @@ class ServiceOptions(ReplicaOptions):
     """Engines to serve with, each in a process of its own."""
 
 
-def usable_cores() -> int:
+def num_processors() -> int:
     """Processors that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))

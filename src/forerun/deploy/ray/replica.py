@@ -9,7 +9,7 @@ import asyncio
 import gc
 import sys
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -27,8 +27,7 @@ from forerun.server.options import ServerOptions
 from forerun.server.serve import SWITCH_INTERVAL_S
 from forerun.server.served_model import ServedModel
 
-ReadAll = Callable[[], Awaitable[Sequence[ReplicaMetrics]]]
-"""Asks every replica for its metrics."""
+MOST_WAIT_S = 4.0  # for other replicas' metrics; each waits up to 3 s for its engine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,9 +111,6 @@ class EngineReplica:
         handle = serve.get_deployment_handle(context.deployment, context.app_name)
         answers = await handle.broadcast("own_metrics").results_async(timeout_s=MOST_WAIT_S, return_exceptions=True)
         return together([one for one in answers if isinstance(one, ReplicaMetrics)])
-
-
-MOST_WAIT_S = 4.0  # for other replicas' metrics; each waits up to 3 s for its engine
 
 
 class RequestId:

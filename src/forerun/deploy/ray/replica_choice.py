@@ -10,7 +10,7 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from forerun.deploy.ray.prompt_prefix import TOKENS_PER_BLOCK, PromptPrefix
 from forerun.errors import ConfigError, did_you_mean
@@ -26,7 +26,6 @@ from forerun.plan.simulation.routing import (
 
 Key = TypeVar("Key", bound=Hashable)
 
-RoutingName = Literal["prefix", "least-requests", "least-tokens", "round-robin"]
 DEFAULT_KV_TOKENS = 1 << 17  # of a replica that has not said how many it has
 MOST_SESSIONS = 1 << 16
 SESSION_PATIENCE = 4

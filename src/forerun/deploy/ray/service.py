@@ -21,7 +21,7 @@ from typing import Any
 
 import forerun.errors
 from forerun.deploy.ray.installation import check_ray
-from forerun.deploy.ray.options import ReplicaOptions, threads_per_replica, usable_cores
+from forerun.deploy.ray.options import ReplicaOptions, num_processors, threads_per_replica
 from forerun.deploy.ray.planned_drafts import planned_methods
 from forerun.deploy.ray.prefix_header import IMPORT_PATH, IMPORT_VARIABLE
 from forerun.deploy.ray.replica import EngineReplica, ReplicaSpec
@@ -307,7 +307,7 @@ def serve_here(spec: ReplicaSpec, options: ReplicaOptions, *, report: Callable[[
     """
     from forerun.server.serve import listen  # the extra "serve"
 
-    num_cores = usable_cores()
+    num_cores = num_processors()
     threads = threads_per_replica(options, num_cores)
     settings = deployment_settings(spec, options, Placement(num_cpus=threads, num_threads=threads))
     service = RayService("forerun", report=report)

@@ -7,8 +7,7 @@ from typing import Any
 
 from forerun.deploy.ray.load_meter import MeasuredInterval
 from forerun.plan.corrections import acceptance_factor
-from forerun.plan.day_plan import SECONDS_PER_HOUR
-from forerun.plan.day_replay import LoadForecast, at_least
+from forerun.plan.day_replay import DAY, LoadForecast, scale_down_load
 from forerun.plan.deployment_planner import (
     DEFAULTS,
     PlanningOptions,
@@ -19,7 +18,7 @@ from forerun.plan.deployment_planner import (
 )
 from forerun.plan.fleet_plan import FREE_TRANSFER, FleetPlan, FleetSearch, kept_engines
 from forerun.plan.load import Load
-from forerun.plan.predictors import HarmonicPredictor, make_predictor
+from forerun.plan.predictors import make_predictor
 from forerun.plan.profile import Profile
 from forerun.plan.sla import Sla
 
@@ -84,11 +83,8 @@ class SlaScaler:
         self._profile, self._sla = profile, sla
         self._least, self._most = least, most
         self._options = replace(options, most_engines=most)
-        period = max(2, round(24 * SECONDS_PER_HOUR / interval))
-        self._forecast = LoadForecast(
-            lambda: HarmonicPredictor(period) if predictor == "harmonic" else make_predictor(predictor),
-            longest=profile.max_model_len,
-        )
+        period = max(2, round(DAY / interval))
+        self._forecast = LoadForecast(lambda: make_predictor(predictor, period=period), longest=profile.max_model_len)
         self._acceptance = acceptance_factor()
         self._profiled: float | None = None  # tokens that drafts add to a step by the profile; None: not planned yet
 
@@ -112,7 +108,7 @@ class SlaScaler:
         added = answer.plan.acceptance_length - 1.0
         if added > ROUNDING:
             self._profiled = added / factor
-        present = at_least(load, measured.load)
+        present = scale_down_load(load, measured.load)
         count = kept_engines(
             answer.plan.replicas,
             running=running,

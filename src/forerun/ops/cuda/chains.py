@@ -74,7 +74,7 @@ def read_texts(
                 slots_before[row] = 0
             else:
                 _write_row(rows, row, plan, slot, place, int(table.tokens[slot, place]), block_size)
-                slots_before[row] = _kv_slot(plan, slot, max(place - 1, 0), block_size)
+                slots_before[row] = kv_slot(plan, slot, max(place - 1, 0), block_size)
 
 
 def place_masks(
@@ -150,8 +150,9 @@ def _write_row(
     rows: StepRows, row: int, plan: ChainPlan, slot: int, place: int, token_id: int, block_size: int
 ) -> None:
     rows.tokens[row], rows.positions[row], rows.num_linear[row] = token_id, place, place + 1
-    rows.slots[row], rows.kv_slots[row] = slot, _kv_slot(plan, slot, place, block_size)
+    rows.slots[row], rows.kv_slots[row] = slot, kv_slot(plan, slot, place, block_size)
 
 
-def _kv_slot(plan: ChainPlan, slot: int, place: int, block_size: int) -> int:
+def kv_slot(plan: ChainPlan, slot: int, place: int, block_size: int) -> int:
+    """The KV slot of a place of a sequence by its drafter's block table."""
     return int(plan.blocks[slot, place // block_size]) * block_size + place % block_size

@@ -31,10 +31,10 @@ def mix(bits: Tensor) -> Tensor:
     return bits ^ _shift(bits, 31)
 
 
-def row_keys(seeds: Tensor, positions: Tensor, *, stream: Stream = Stream.TARGET) -> Tensor:
-    """`random_bits.key_of(seed, position, stream, 0)` of each row: [R] int64 and [R] -> [R] int64."""
+def row_keys(seeds: Tensor, positions: Tensor) -> Tensor:
+    """`random_bits.key_of(seed, position, Stream.TARGET, 0)` of each row: [R] int64 and [R] -> [R] int64."""
     keys = torch.zeros_like(seeds)
-    for values in (seeds, positions.long(), torch.full_like(seeds, int(stream)), torch.zeros_like(seeds)):
+    for values in (seeds, positions.long(), torch.full_like(seeds, int(Stream.TARGET)), torch.zeros_like(seeds)):
         keys = mix(keys + (values + 1) * _signed(GAMMA))
     return keys
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from forerun.ops.cuda.chains import ChainPlan
+from forerun.ops.cuda.chains import ChainPlan, kv_slot
 from forerun.ops.cuda.table import DeviceTable, StepRows
 
 ROOT, NO_NODE = -1, -2
@@ -104,7 +104,7 @@ def lay_out(
             if slot < 0 or token < 0:
                 continue
             length, path = int(table.lengths[slot]), columns[n, e].tolist()
-            places = [_kv_slot(plan, slot, length + column, block_size) for column in path]
+            places = [kv_slot(plan, slot, length + column, block_size) for column in path]
             num_linear = sum(column == i for i, column in enumerate(path))
             rows.tokens[row], rows.positions[row], rows.slots[row] = token, length + depth - 1, slot
             rows.kv_slots[row], rows.num_linear[row] = places[-1], length + num_linear
@@ -173,7 +173,3 @@ def write_paths(plan: TreePlan, table: DeviceTable, tokens: Tensor, costs: Tenso
             above, depths, drafted = [*above, cost], [*depths, depth + 1], [*drafted, 0]
             size += 1
         table.draft_sizes[slot] = size
-
-
-def _kv_slot(plan: ChainPlan, slot: int, place: int, block_size: int) -> int:
-    return int(plan.blocks[slot, place // block_size]) * block_size + place % block_size

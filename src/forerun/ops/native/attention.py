@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from forerun.core.batch import ForwardBatch, LayerKVSpec
-from forerun.core.numbers import address_of
-from forerun.kv.cache import KVCache, LayerKV
+from forerun.core.host_arrays import address_of
+from forerun.kv.cache import KVCache
 from forerun.ops.native.library import Kernels
 from forerun.ops.native.structs import STACK_WORDS, STORAGE, AttentionStruct, PassStruct, RotationStruct
 from forerun.ops.rotary import Rotation
@@ -155,17 +155,25 @@ class NativePass:
         """See `Attend`."""
         kv = self.cache.layers[layer]
         dtype = kv.key.dtype
-        sizes = (self.struct.num_rows, kv.key.shape[1:], kv.value.shape[1:], kv.key.shape[2])
-        if (len(query), key.shape[1:], value.shape[1:], query.shape[2]) != sizes or not len(query) == len(key) == len(
-            value
-        ):
+        num_rows, key_shape, value_shape = self.struct.num_rows, kv.key.shape[1:], kv.value.shape[1:]
+        widths = (query.shape[2], key.shape[1:], value.shape[1:])
+        if widths != (key_shape[1], key_shape, value_shape) or {len(query), len(key), len(value)} != {num_rows}:
             raise ValueError(
                 f"query, key, value: got {list(query.shape)}, {list(key.shape)} and {list(value.shape)}; layer {layer} "
-                f"of the cache takes {sizes[0]} rows of keys {list(sizes[1])} and values {list(sizes[2])}"
+                f"of the cache takes {num_rows} rows of keys {list(key_shape)} and values {list(value_shape)}"
             )
         rows = [x.to(dtype).contiguous() for x in (query, key, value)]
         sinks = None if sinks is None else sinks.float().contiguous()
-        shape = attention_struct(kv, query.shape[1], scale=scale, window=window, soft_cap=soft_cap, sinks=sinks)
+        shape = AttentionStruct(
+            num_heads=query.shape[1],
+            num_kv_heads=key_shape[0],
+            key_dim=key_shape[1],
+            value_dim=value_shape[1],
+            scale=scale,
+            soft_cap=soft_cap or 0.0,
+            window=window or 0,
+            sinks=None if sinks is None else sinks.data_ptr(),
+        )
         out = torch.empty(*query.shape[:2], value.shape[2], dtype=dtype)
         self._kernels.attention(
             self.struct,
@@ -192,28 +200,6 @@ def block_table(block_ids: npt.NDArray[np.int32]) -> array[int]:
     if len(table) != len(block_ids):
         raise ValueError(f"block_ids: got {block_ids.dtype}; must be int32")
     return table
-
-
-def attention_struct(
-    kv: LayerKV,
-    num_heads: int,
-    *,
-    scale: float,
-    window: int | None,
-    soft_cap: float | None,
-    sinks: Tensor | None = None,
-) -> AttentionStruct:
-    """Sizes and rules of one layer's attention."""
-    return AttentionStruct(
-        num_heads=num_heads,
-        num_kv_heads=kv.key.shape[1],
-        key_dim=kv.key.shape[2],
-        value_dim=kv.value.shape[2],
-        scale=scale,
-        soft_cap=soft_cap or 0.0,
-        window=window or 0,
-        sinks=None if sinks is None else sinks.data_ptr(),
-    )
 
 
 def rotation_structs(rotations: list[Rotation | None]) -> Array[RotationStruct]:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from forerun.core.numbers import address_of
+from forerun.core.host_arrays import address_of
 from forerun.core.random_bits import MASK
 from forerun.ops.layers import Embedding
 from forerun.ops.native.attention import CacheAddresses

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from forerun.core.numbers import Numbers, address_of
+from forerun.core.host_arrays import HostArray, address_of
 from forerun.ops.native.library import Kernels
 from forerun.ops.native.structs import LiveTextStruct, SaltContextsStruct, TextIndexStruct
 
@@ -75,7 +75,7 @@ class Rates(Protocol):
 class Rows(Protocol):
     """What the target found at R rows with logits."""
 
-    numbers: tuple[Numbers, Numbers, Numbers, Numbers]
+    numbers: tuple[HostArray, HostArray, HostArray, HostArray]
     """[R] int64 the row's own token, [R] int64 the token before it (-1: there is none), [R, k] int32 candidates, likeliest first,
     [R, k] fp32 their logits."""
 
@@ -220,5 +220,5 @@ class NativeLookup:
         return NativeRows(self._kernels, rows, num_candidates)
 
 
-def _contiguous(numbers: Numbers, dtype: type[np.generic]) -> Numbers:
+def _contiguous(numbers: HostArray, dtype: type[np.generic]) -> HostArray:
     return numbers if isinstance(numbers, array) else np.ascontiguousarray(numbers, dtype=dtype)

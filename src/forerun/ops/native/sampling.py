@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from forerun.core.batch import Candidates
-from forerun.core.numbers import address_of
+from forerun.core.host_arrays import address_of
 from forerun.core.random_bits import MASK
 from forerun.errors import ForerunError
 from forerun.ops.draws import Draw, Drawn, NumpySampler, RowSampler

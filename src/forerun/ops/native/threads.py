@@ -201,6 +201,5 @@ def release_cores() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        after_in_child=release_cores
-    )  # a child has none of its parent's threads; the parent keeps its lease
+    # a child has none of its parent's threads; the parent keeps its lease
+    os.register_at_fork(after_in_child=release_cores)

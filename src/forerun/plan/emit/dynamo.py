@@ -26,6 +26,8 @@ VERSION = "1.6.1"
 REGISTRY = "nvcr.io/nvidia/ai-dynamo"
 PROFILE_DATA = "planner-profile-data"
 PROFILE_FOLDER = "/workspace/profiling_results"
+PROFILE_VOLUME = {"name": PROFILE_DATA, "configMap": {"name": PROFILE_DATA}}
+KV_TRANSFER = json.dumps({"kv_connector": "NixlConnector", "kv_role": "kv_both"})
 SECRET = "hf-token-secret"
 PLANNER_INTERVAL = 60  # seconds from one decision to the next
 WITHOUT_SERVICES = ("--discovery-backend", "file", "--request-plane", "tcp", "--event-plane", "zmq")
@@ -150,7 +152,7 @@ def graph_v1beta1(request: EmitRequest, workers: list[_Worker]) -> dict[str, Any
     """The graph as a list of components with pod templates."""
     components = [
         _component("Frontend", "frontend", 1, _container(request, "dynamo-frontend", ["dynamo.frontend"])),
-        _component("Planner", "planner", 1, _planner_container(request), volumes=[_volume()]),
+        _component("Planner", "planner", 1, _planner_container(request), volumes=[PROFILE_VOLUME]),
     ]
     for worker in workers:
         container = _container(request, "vllm-runtime", _worker_words(request, worker)) | {
@@ -168,7 +170,7 @@ def graph_v1alpha1(request: EmitRequest, workers: list[_Worker]) -> dict[str, An
         "Frontend": _service("frontend", 1, _container(request, "dynamo-frontend", ["dynamo.frontend"])),
         "Planner": _service("planner", 1, _planner_container(request)),
     }
-    services["Planner"]["extraPodSpec"]["volumes"] = [_volume()]
+    services["Planner"]["extraPodSpec"]["volumes"] = [PROFILE_VOLUME]
     for worker in workers:
         container = _container(request, "vllm-runtime", _worker_words(request, worker))
         service = _service("worker", worker.replicas, container)
@@ -279,11 +281,9 @@ def _workers(request: EmitRequest) -> list[_Worker]:
 
 def _worker_words(request: EmitRequest, worker: _Worker) -> list[str]:
     words = ["dynamo.vllm", "--model", request.model, *engine_options(request)]
-    return words if worker.mode is None else [*words, "--disaggregation-mode", worker.mode, *_transfer()]
-
-
-def _transfer() -> list[str]:
-    return ["--kv-transfer-config", json.dumps({"kv_connector": "NixlConnector", "kv_role": "kv_both"})]
+    if worker.mode is None:
+        return words
+    return [*words, "--disaggregation-mode", worker.mode, "--kv-transfer-config", KV_TRANSFER]
 
 
 def _container(request: EmitRequest, image: str, words: list[str]) -> dict[str, Any]:
@@ -298,10 +298,6 @@ def _planner_container(request: EmitRequest) -> dict[str, Any]:
     words = ["dynamo.planner", "--config", json.dumps(planner_config(request))]
     mount = {"name": PROFILE_DATA, "mountPath": PROFILE_FOLDER, "readOnly": True}
     return _container(request, "dynamo-planner", words) | {"volumeMounts": [mount]}
-
-
-def _volume() -> dict[str, Any]:
-    return {"name": PROFILE_DATA, "configMap": {"name": PROFILE_DATA}}
 
 
 def _component(

@@ -39,21 +39,21 @@ class _Resources(NamedTuple):
 
 def forerun(request: EmitRequest) -> Emission:
     """The file of `forerun serve --config`, and a script that starts one server."""
+    resources = resources_of(request)
     files = {
-        CONFIG_FILE: yaml_text(server_options(request)),
+        CONFIG_FILE: yaml_text(server_options(request, resources)),
         "serve.sh": script(
             ["forerun", "serve", "--config", beside_script(CONFIG_FILE), "--port", f'"${{PORT:-{PORT}}}"']
         ),
     }
-    return Emission(files=files, notes=(*_several(request), *_drafter_notes(request)))
+    return Emission(files=files, notes=(*_several(request), *_drafter_notes(resources)))
 
 
 def compose(request: EmitRequest) -> Emission:
     """A compose file: the replicas, each with its health check."""
     is_one = request.plan.replicas == 1
     resources = resources_of(request)
-    memory = resources.memory_mib
-    limits = {} if memory is None else {"limits": {"memory": f"{memory}M"}}
+    limits = {} if resources.memory_mib is None else {"limits": {"memory": f"{resources.memory_mib}M"}}
     gpus = {"driver": "nvidia", "count": resources.gpus, "capabilities": ["gpu"]}
     reserved = {"reservations": {"devices": [gpus]}} if resources.gpus else {}
     needed = {"resources": limits | reserved} if limits or reserved else {}
@@ -80,7 +80,7 @@ def compose(request: EmitRequest) -> Emission:
     }
     files = {
         "compose.yaml": yaml_text({"services": {"forerun": service}, "volumes": {"models": {}}}),
-        CONFIG_FILE: yaml_text(container_options(request)),
+        CONFIG_FILE: yaml_text(container_options(request, resources)),
     }
     together = "give each server cores of its own with cpuset: those that share cores wait for each other"
     if resources.gpus:
@@ -88,8 +88,8 @@ def compose(request: EmitRequest) -> Emission:
     notes = (
         *_image_notes(request),
         *_path_notes(request),
-        *_resource_notes(request),
-        *_drafter_notes(request),
+        *_resource_notes(request, resources),
+        *_drafter_notes(resources),
         *_several(request),
         *(() if is_one else (together,)),
     )
@@ -98,10 +98,50 @@ def compose(request: EmitRequest) -> Emission:
 
 def kubernetes(request: EmitRequest) -> Emission:
     """A ConfigMap, a Deployment and a Service."""
-    name, labels = (
-        f"forerun-{request.name}",
-        {"app.kubernetes.io/name": "forerun", "app.kubernetes.io/instance": request.name},
+    resources = resources_of(request)
+    labels = {"app.kubernetes.io/name": "forerun", "app.kubernetes.io/instance": request.name}
+    name = f"forerun-{request.name}"
+    metadata = {"name": name, "labels": labels}
+    scraped = {"prometheus.io/scrape": "true", "prometheus.io/path": "/metrics", "prometheus.io/port": str(PORT)}
+    pod = _pod(request, resources, config_map=name)
+    documents = (
+        {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": metadata,
+            "data": {CONFIG_FILE: yaml_text(container_options(request, resources))},
+        },
+        {
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "metadata": metadata,
+            "spec": {
+                "replicas": request.plan.replicas,
+                "selector": {"matchLabels": labels},
+                "template": {"metadata": {"labels": labels, "annotations": scraped}, "spec": pod},
+            },
+        },
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": metadata,
+            "spec": {"selector": labels, "ports": [{"name": "http", "port": PORT, "targetPort": "http"}]},
+        },
     )
+    notes = (
+        *_image_notes(request),
+        *_path_notes(request),
+        *(() if request.plan.replicas == 1 else (SPREAD,)),
+        "models are read anew by each pod: mount a volume that they share in place of the emptyDir to read them once",
+        *_core_notes(request, resources),
+        *_resource_notes(request, resources),
+        *_drafter_notes(resources),
+    )
+    return Emission(files={"forerun.yaml": yaml_text(*documents)}, notes=notes)
+
+
+def _pod(request: EmitRequest, resources: _Resources, *, config_map: str) -> dict[str, Any]:
+    """A pod with one server, which may write to its models and temporary files alone."""
     probe = {"httpGet": {"path": "/health", "port": "http"}}
     container = {
         "name": "server",
@@ -121,55 +161,20 @@ def kubernetes(request: EmitRequest) -> Emission:
             "allowPrivilegeEscalation": False,
             "capabilities": {"drop": ["ALL"]},
         },
-    } | _pod_resources(resources_of(request))
-    pod = {
+    } | _pod_resources(resources)
+    return {
         "terminationGracePeriodSeconds": GRACE_SECONDS,
         "containers": [container],
         "volumes": [
-            {"name": "config", "configMap": {"name": name}},
+            {"name": "config", "configMap": {"name": config_map}},
             {"name": "models", "emptyDir": {}},
             {"name": "tmp", "emptyDir": {}},
         ],
         "securityContext": {"runAsNonRoot": True, "fsGroup": 10001},
     }
-    scraped = {"prometheus.io/scrape": "true", "prometheus.io/path": "/metrics", "prometheus.io/port": str(PORT)}
-    documents = (
-        {
-            "apiVersion": "v1",
-            "kind": "ConfigMap",
-            "metadata": {"name": name, "labels": labels},
-            "data": {CONFIG_FILE: yaml_text(container_options(request))},
-        },
-        {
-            "apiVersion": "apps/v1",
-            "kind": "Deployment",
-            "metadata": {"name": name, "labels": labels},
-            "spec": {
-                "replicas": request.plan.replicas,
-                "selector": {"matchLabels": labels},
-                "template": {"metadata": {"labels": labels, "annotations": scraped}, "spec": pod},
-            },
-        },
-        {
-            "apiVersion": "v1",
-            "kind": "Service",
-            "metadata": {"name": name, "labels": labels},
-            "spec": {"selector": labels, "ports": [{"name": "http", "port": PORT, "targetPort": "http"}]},
-        },
-    )
-    notes = (
-        *_image_notes(request),
-        *_path_notes(request),
-        *(() if request.plan.replicas == 1 else (SPREAD,)),
-        "models are read anew by each pod: mount a volume that they share in place of the emptyDir to read them once",
-        *_core_notes(request),
-        *_resource_notes(request),
-        *_drafter_notes(request),
-    )
-    return Emission(files={"forerun.yaml": yaml_text(*documents)}, notes=notes)
 
 
-def server_options(request: EmitRequest) -> dict[str, Any]:
+def server_options(request: EmitRequest, resources: _Resources) -> dict[str, Any]:
     """The options of `forerun serve`, in the names of its configuration file.
 
     Raises:
@@ -197,9 +202,8 @@ def server_options(request: EmitRequest) -> dict[str, Any]:
     }
     if engine.device is not None:
         options["device"] = engine.device
-    kv_bytes = resources_of(request).kv_bytes
-    if kv_bytes is not None:
-        options["kv-cache-memory-bytes"] = kv_bytes
+    if resources.kv_bytes is not None:
+        options["kv-cache-memory-bytes"] = resources.kv_bytes
     if engine.quantization is not None:
         options["quantization"] = engine.quantization
     options |= {name.replace("_", "-"): value for name, value in engine.kernel_settings.items()}
@@ -208,9 +212,9 @@ def server_options(request: EmitRequest) -> dict[str, Any]:
     return options | {"speculative-config": plan.speculative_config}
 
 
-def container_options(request: EmitRequest) -> dict[str, Any]:
+def container_options(request: EmitRequest, resources: _Resources) -> dict[str, Any]:
     """The same for a server in a container, whose requests may come to their end before it is killed."""
-    return server_options(request) | {"shutdown-timeout": DRAIN_SECONDS}
+    return server_options(request, resources) | {"shutdown-timeout": DRAIN_SECONDS}
 
 
 def resources_of(request: EmitRequest) -> _Resources:
@@ -259,11 +263,10 @@ def _pod_resources(resources: _Resources) -> dict[str, Any]:
     return {"resources": {"requests": found, "limits": found}} if found else {}
 
 
-def _core_notes(request: EmitRequest) -> tuple[str, ...]:
-    cores = resources_of(request).cores
-    if cores is not None:
+def _core_notes(request: EmitRequest, resources: _Resources) -> tuple[str, ...]:
+    if resources.cores is not None:
         return (
-            f"each pod takes {cores} cores, one for each thread that was profiled: a node must have more, since the kubelet "
+            f"each pod takes {resources.cores} cores, one for each thread that was profiled: a node must have more, since the kubelet "
             "keeps some for itself",
         )
     on_gpu = "the profiled machine's are those of all its GPUs: give an engine its share"
@@ -271,8 +274,7 @@ def _core_notes(request: EmitRequest) -> tuple[str, ...]:
     return (f"cores are not limited, as {on_gpu if request.plan.engine.device == 'cuda' else unknown}",)
 
 
-def _resource_notes(request: EmitRequest) -> tuple[str, ...]:
-    resources = resources_of(request)
+def _resource_notes(request: EmitRequest, resources: _Resources) -> tuple[str, ...]:
     if resources.memory_mib is None:
         unknown = "the profile does not know what weights and KV take"
         given = "with --profile it is that of the profiled KV cache and the weights"
@@ -286,9 +288,9 @@ def _resource_notes(request: EmitRequest) -> tuple[str, ...]:
     )
 
 
-def _drafter_notes(request: EmitRequest) -> tuple[str, ...]:
+def _drafter_notes(resources: _Resources) -> tuple[str, ...]:
     """What is not known of the drafter, so that it is in no memory that was counted."""
-    return tuple(f"not counted in memory: {what}" for what in resources_of(request).drafter.unknown)
+    return tuple(f"not counted in memory: {what}" for what in resources.drafter.unknown)
 
 
 def _image_notes(request: EmitRequest) -> tuple[str, ...]:

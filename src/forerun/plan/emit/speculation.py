@@ -9,9 +9,9 @@ from typing import Any, NamedTuple, NoReturn
 from forerun.engine.speculation import FixedLength, Schedule
 from forerun.errors import ConfigError
 from forerun.plan.emit.emission import FORERUN_FORMATS
+from forerun.plan.profile import SCHEDULE
 from forerun.plan.record_types import check_count, check_schedule
 
-SCHEDULE = "num_speculative_tokens_per_batch_size"
 ADAPTIVE = "enable_adaptive_verification"
 SAMPLING = "rejection_sample_method"
 
@@ -253,7 +253,7 @@ def trtllm_schedule(schedule: Schedule, length: int, max_num_seqs: int) -> dict[
         ConfigError: the first range does not draft `length` tokens, or K rises, which TensorRT-LLM refuses.
     """
     planned = FixedLength(num_speculative_tokens=length, schedule=schedule)
-    ranges = [(k, max(sizes)) for k, sizes in groupby(range(1, max_num_seqs + 1), planned.tokens_at)]
+    ranges = [(k, max(sizes)) for k, sizes in groupby(range(1, max_num_seqs + 1), planned.draft_limit)]
     lengths = [k for k, _ in ranges]
     if lengths[0] != length or lengths != sorted(lengths, reverse=True):
         raise ConfigError(

@@ -11,9 +11,10 @@ from forerun.plan.emit.emission import Emission, EmitRequest
 from forerun.plan.emit.forerun_server import compose, forerun, kubernetes
 from forerun.plan.emit.ray import ray
 from forerun.plan.emit.sglang import sglang
-from forerun.plan.emit.speculation import SCHEDULE, check_schedule_of
+from forerun.plan.emit.speculation import check_schedule_of
 from forerun.plan.emit.trtllm import trtllm
 from forerun.plan.emit.vllm import vllm
+from forerun.plan.profile import SCHEDULE
 
 
 @dataclass(frozen=True, slots=True)

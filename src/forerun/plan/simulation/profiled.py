@@ -19,25 +19,22 @@ from forerun.executor.simulated import DraftSeconds, drafting_is_free
 from forerun.executor.simulated_text import NOTHING_DRAFTED, ConditionalAcceptance, Drafted, Drafting, DraftShape
 from forerun.plan.draft_trace import DraftTrace
 from forerun.plan.drafter_memory import num_blocks
-from forerun.plan.profile import Profile
+from forerun.plan.profile import PLAIN, SCHEDULE, Profile, chooses_lengths
 from forerun.plan.simulation.arrivals import Floats
 from forerun.plan.simulation.fleet import Fleet, request_seed
 from forerun.plan.simulation.requests import SimulatedRequest
 from forerun.plan.simulation.result import SimulationResult
 from forerun.plan.simulation.simulate import ONE_REPLICA, simulate
-from forerun.plan.step_times import DraftingCost, StepShape, StepTimeModel
-
-PLAIN = "plain"
-"""The name of decoding without drafts, which every profile has but that of a server that always drafts."""
+from forerun.plan.step_times import FREE_DRAFTING, DraftingCost, StepShape, StepTimeModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingCost:
-    """What a server around the engine takes of its time: for each new request, each step that writes, and each chunk of it.
+    """Seconds by which a server around the engine makes its steps longer: for new requests, steps that write, and their chunks.
 
-    A server that shares its processor with the engine makes its steps longer; a profile that was made in one
-    process knows nothing of that. Reading a request takes longer while the engine computes, as both want the same cores:
-    `seconds_per_idle_request` is for those that come while it computes nothing; None: they take as long as any other.
+    Server and engine share a processor, and a profile that was made in one process does not know what the server takes.
+    Reading a request takes longer while the engine computes, since both want the same cores: `seconds_per_idle_request` is
+    for requests that come while it computes nothing; None: they take as long as any other.
 
     Raises:
         ConfigError: one is negative or not finite.
@@ -55,14 +52,17 @@ class ServingCost:
                 raise ConfigError(f"{one.name}: got {value:g}; must be a number, at least 0")
 
     def of_requests(self, num_new: int, num_sequences: int) -> float:
-        """Seconds that a step of so many sequences takes longer which so many of them are new in: where all are, nothing was computed."""
+        """Seconds that `num_new` requests add to the step of `num_sequences` that begins with them.
+
+        Where all sequences are new, the engine computed nothing before.
+        """
         per_request = self.seconds_per_request
         if num_new == num_sequences and self.seconds_per_idle_request is not None:
             per_request = self.seconds_per_idle_request
         return per_request * num_new
 
     def of_step(self, num_chunks: int) -> float:
-        """Seconds that a step takes longer which streams so many chunks."""
+        """Seconds that streaming so many chunks adds to a step."""
         return self.seconds_per_step + self.seconds_per_chunk * num_chunks if num_chunks else 0.0
 
 
@@ -165,20 +165,15 @@ def profiled_engine(
     """
     step_times = profile.steps_of(None if name == PLAIN else name)
     if gigabytes_per_second is not None:
-        if profile.gigabytes_per_second is None or not gigabytes_per_second > 0:
-            raise ConfigError(
-                f"gigabytes_per_second: got {gigabytes_per_second:g}, and the profile has {profile.gigabytes_per_second}; both "
-                "must be above 0: probe the memory, or leave it out"
-            )
-        step_times = step_times.scaled(memory=profile.gigabytes_per_second / gigabytes_per_second)
-    drafting, trace, cost = None, None, DraftingCost()
+        step_times = step_times.scaled(memory=_memory_factor(profile, gigabytes_per_second))
+    drafting, trace, longest, cost = None, None, 0, FREE_DRAFTING
     config: Mapping[str, Any] | None = None
     if name != PLAIN:
         if name not in profile.configs:
             raise ConfigError(f"config: got {name!r}{did_you_mean(name, [PLAIN, *profile.configs])}")
         config = profile.configs[name]
-        cost = profile.drafting.get(name, DraftingCost())
-        drafting, trace = _drafting(profile, name, kind)
+        cost = profile.drafting.get(name, FREE_DRAFTING)
+        drafting, trace, longest = _drafting(profile, name, kind)
     max_num_seqs = profile.max_num_seqs if max_num_seqs is None else max_num_seqs
     if max_num_batched_tokens is None:
         max_num_batched_tokens = profile.max_num_batched_tokens
@@ -200,11 +195,6 @@ def profiled_engine(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
     )
-    longest = 0
-    if trace is not None:
-        longest = trace.num_speculative_tokens
-    elif isinstance(drafting, ConditionalAcceptance):
-        longest = len(drafting.rates)
     return ProfiledEngine(
         settings=settings,
         longest=longest,
@@ -228,9 +218,9 @@ def control_of(config: Mapping[str, Any] | None, longest: int) -> SpeculationCon
     if config is None:
         return FixedLength(num_speculative_tokens=0)
     num_tokens = min(config.get("num_speculative_tokens", longest), longest)
-    if config.get("enable_adaptive_verification", config.get("method") == "auto"):
+    if chooses_lengths(config):
         return AdaptiveLength(num_tokens)
-    schedule = config.get("num_speculative_tokens_per_batch_size") or ()
+    schedule = config.get(SCHEDULE) or ()
     return FixedLength(num_speculative_tokens=num_tokens, schedule=tuple(sorted(map(tuple, schedule))))
 
 
@@ -264,16 +254,30 @@ def decode_seconds(step_times: StepTimeModel, serving: ServingCost, largest: Lar
 
 def draft_seconds(cost: DraftingCost) -> DraftSeconds:
     """What a measured cost of drafting says of a step."""
-    return drafting_is_free if cost == DraftingCost() else cost.seconds
+    return drafting_is_free if cost == FREE_DRAFTING else cost.seconds
 
 
-def _drafting(profile: Profile, name: str, kind: str | None) -> tuple[Drafting, DraftTrace | None]:
-    """How a configuration drafts: as its trace says, else at its rates."""
+def _memory_factor(profile: Profile, gigabytes_per_second: float) -> float:
+    """How many times as long reading from memory takes as in the profile.
+
+    Raises:
+        ConfigError: the profile does not say its bandwidth, or the one given is not above 0.
+    """
+    if profile.gigabytes_per_second is None or not gigabytes_per_second > 0:
+        raise ConfigError(
+            f"gigabytes_per_second: got {gigabytes_per_second:g}, and the profile has {profile.gigabytes_per_second}; both "
+            "must be above 0: probe the memory, or leave it out"
+        )
+    return profile.gigabytes_per_second / gigabytes_per_second
+
+
+def _drafting(profile: Profile, name: str, kind: str | None) -> tuple[Drafting, DraftTrace | None, int]:
+    """How a configuration drafts, as its trace says, else at its rates; the trace; and the tokens of its longest draft."""
     if name in profile.traces:
         trace = profile.trace(name)
-        return TracedDrafting(trace, kind=kind), trace
+        return TracedDrafting(trace, kind=kind), trace, trace.num_speculative_tokens
     found = profile.acceptance_for(name, kind)
-    return ConditionalAcceptance(found.conditional, found.proposed), None
+    return ConditionalAcceptance(found.conditional, found.proposed), None, len(found.conditional)
 
 
 class TracedDrafting:
@@ -341,7 +345,8 @@ class TracedDrafting:
         draft = draft.within(limit=limit, depth=depth)
         if not draft.num_nodes:
             return NOTHING_DRAFTED
-        return DraftShape(draft.num_nodes, draft.parents, draft.survival, draft.source), draft.right_nodes
+        shape = DraftShape(draft.num_nodes, draft.parents, draft.survival, draft.source)
+        return Drafted(shape, draft.right_nodes)
 
 
 @dataclass(frozen=True, slots=True)

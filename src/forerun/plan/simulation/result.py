@@ -99,9 +99,16 @@ class ReplicaOutcome:
 
     @classmethod
     def of(
-        cls, kind: str, steps: StepLog, *, num_blocks: int, num_preemptions: int, tokens: tuple[int, int]
+        cls,
+        kind: str,
+        steps: StepLog,
+        *,
+        num_blocks: int,
+        num_preemptions: int,
+        num_prompt_tokens: int,
+        num_cached_tokens: int,
     ) -> ReplicaOutcome:
-        """Sum up a replica's steps; `tokens` are those of prompts that it computed, and found cached."""
+        """Sum up a replica's steps."""
         seconds = np.asarray(steps.seconds)
         used, running = np.asarray(steps.num_used_blocks), np.asarray(steps.num_running)
         busy = float(seconds.sum())
@@ -113,8 +120,8 @@ class ReplicaOutcome:
             peak_kv_usage=float(used.max()) / num_blocks if len(used) else 0.0,
             num_running=float(running @ seconds) / busy if busy else 0.0,
             num_preemptions=num_preemptions,
-            num_prompt_tokens=tokens[0],
-            num_cached_tokens=tokens[1],
+            num_prompt_tokens=num_prompt_tokens,
+            num_cached_tokens=num_cached_tokens,
         )
 
 
@@ -195,7 +202,7 @@ class SimulationResult:
 
     def attained(self, sla: Sla) -> list[bool]:
         """Whether each request keeps all limits; see `attainment`."""
-        return list(map(_Kept(sla).is_kept, self.requests))
+        return [_attains(one, sla) for one in self.requests]
 
     def goodput(self, sla: Sla) -> float:
         """Requests per second that keep all limits."""
@@ -270,15 +277,10 @@ class SimulationResult:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    """Judges requests by a service level."""
-
-    sla: Sla
-
-    def is_kept(self, one: RequestRecord) -> bool:
-        tpot, icl = (0.0 if math.isnan(value) else value for value in (one.tpot, one.icl))
-        return self.sla.is_met(ttft=one.ttft, tpot=tpot, icl=icl, e2el=one.e2el)
+def _attains(one: RequestRecord, sla: Sla) -> bool:
+    """Whether a request keeps all limits; an answer of one token has no time per token, which keeps any."""
+    tpot, icl = (0.0 if math.isnan(value) else value for value in (one.tpot, one.icl))
+    return sla.is_met(ttft=one.ttft, tpot=tpot, icl=icl, e2el=one.e2el)
 
 
 def _by_second(seconds: Floats, counts: npt.NDArray[Any]) -> Floats:

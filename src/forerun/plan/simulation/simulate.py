@@ -75,5 +75,6 @@ def _outcome(kind: str, replica: Replica, num_blocks: int) -> ReplicaOutcome:
         replica.steps,
         num_blocks=num_blocks,
         num_preemptions=state.num_preemptions,
-        tokens=(stats.num_prompt_tokens, state.num_cached_tokens),
+        num_prompt_tokens=stats.num_prompt_tokens,
+        num_cached_tokens=state.num_cached_tokens,
     )

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from forerun.plan.draft_lengths import StepSeconds, StepTable, as_schedule, steady_lengths, step_seconds_of_rows
+from forerun.plan.profile import SCHEDULE
 from forerun.plan.tuning.candidates import Candidate
 
-CHOSEN_OTHERWISE = ("enable_adaptive_verification", "num_speculative_tokens_per_batch_size")
+CHOSEN_OTHERWISE = ("enable_adaptive_verification", SCHEDULE)
 """Settings with which the length of drafts is not one K."""
 
 
@@ -66,7 +67,7 @@ def with_schedule(
         return None
     config = dict(best.speculative_config or {}) | {
         "num_speculative_tokens": int(by_batch_size.max()),
-        "num_speculative_tokens_per_batch_size": [list(entry) for entry in schedule],
+        SCHEDULE: [list(entry) for entry in schedule],
     }
     return replace(best, name=f"{best.name}, K by batch size", speculative_config=config)
 

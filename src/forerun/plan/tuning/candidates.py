@@ -8,7 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-PLAIN, AUTO = "plain", "auto"
+from forerun.plan.profile import PLAIN
+
+AUTO = "auto"
 
 VERIFIER = "rejection_sample_method"
 LOSSLESS_VERIFIERS = ("standard", "block")

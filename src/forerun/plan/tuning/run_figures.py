@@ -8,10 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from forerun.plan.sla import Sla
-
-LATENCIES = ("ttft", "tpot", "icl", "e2el")
-"""vLLM's names, as in `forerun bench serve`: first token, per token, per message of the stream, end to end."""
+from forerun.plan.sla import LATENCIES, Sla
 
 KEPT = (
     *("num_requests", "num_output_tokens", "seconds", "attainment", "joules", "acceptance_length", "num_differing"),

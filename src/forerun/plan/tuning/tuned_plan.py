@@ -9,9 +9,9 @@ import numpy as np
 
 from forerun.plan.deployment_plan import DeploymentPlan, Layout, PlannedEngine
 from forerun.plan.load import Load
-from forerun.plan.sla import DEFAULT_ATTAINMENT, Sla
+from forerun.plan.sla import DEFAULT_ATTAINMENT, LATENCIES, Sla
 from forerun.plan.tuning.offered_load import OfferedLoad
-from forerun.plan.tuning.run_figures import LATENCIES, RunFigures
+from forerun.plan.tuning.run_figures import RunFigures
 from forerun.plan.tuning.tuning_report import TuningReport
 
 MS = 1e3

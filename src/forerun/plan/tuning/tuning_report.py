@@ -137,12 +137,13 @@ class TuningReport:
         return max((gain for gain in found if gain is not None), default=None)
 
     def _gains(self, criterion: str) -> list[str]:
-        lines = []
-        for name in dict.fromkeys(one for one in (self.plain, self.auto) if one not in (None, self.choice.name)):
-            gain = self.gain_over(name) if name is not None else None
-            if gain is not None:
-                lines.append(f"{criterion}: {gain:.2f} times that of {name}, round by round (median).")
-        return lines
+        others = [name for name in (self.plain, self.auto) if name is not None and name != self.choice.name]
+        gains = {name: self.gain_over(name) for name in others}
+        return [
+            f"{criterion}: {gain:.2f} times that of {name}, round by round (median)."
+            for name, gain in gains.items()
+            if gain is not None
+        ]
 
     def _how_sure(self) -> str:
         probed = f", {len(self.probed)} of them from a short run each" if self.probed else ""

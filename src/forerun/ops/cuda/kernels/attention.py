@@ -47,9 +47,8 @@ def _first_place(chunk, LEAST: tl.constexpr, FIRST: tl.constexpr):
 @triton.jit
 def _capped(scores, SOFT_CAP: tl.constexpr):
     """soft_cap * tanh(scores / soft_cap)"""
-    doubled = tl.minimum(
-        scores * (2.0 / SOFT_CAP), 80.0, propagate_nan=tl.PropagateNan.ALL
-    )  # where exp is finite; tanh is 1 long before
+    # where exp is finite; tanh is 1 long before
+    doubled = tl.minimum(scores * (2.0 / SOFT_CAP), 80.0, propagate_nan=tl.PropagateNan.ALL)
     return SOFT_CAP * (1.0 - 2.0 / (tl.exp(doubled) + 1.0))
 
 

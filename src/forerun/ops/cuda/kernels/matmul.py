@@ -41,7 +41,7 @@ _SILU = tl.constexpr(2)
 _GELU = tl.constexpr(3)
 _GELU_TANH = tl.constexpr(4)
 _CAPPED = tl.constexpr(5)
-_ENDINGS = {"silu": 2, "gelu": 3, "gelu_pytorch_tanh": 4}
+_ENDINGS = {"silu": _SILU.value, "gelu": _GELU.value, "gelu_pytorch_tanh": _GELU_TANH.value}
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -95,9 +95,8 @@ def _finish(
     if ENDING == _CAPPED:
         result = result * scale
         if CAP > 0:
-            doubled = tl.minimum(
-                result * (2.0 / CAP), 80.0, propagate_nan=tl.PropagateNan.ALL
-            )  # where exp is finite; tanh is 1 long before
+            # where exp is finite; tanh is 1 long before
+            doubled = tl.minimum(result * (2.0 / CAP), 80.0, propagate_nan=tl.PropagateNan.ALL)
             result = CAP * (1.0 - 2.0 / (tl.exp(doubled) + 1.0))
     if ENDING == _SILU:
         result = result / (1.0 + tl.exp(-result))
@@ -214,12 +213,12 @@ def _compute(
     *,
     bias: Tensor | None = None,
     scale: float = 1.0,
-    ending: int = 0,
+    ending: int = _PLAIN.value,
     cap: float = 0.0,
 ) -> None:
     tiles = tiles_of(*weight.shape)
     num_outputs = output.shape[1]
-    is_plain = tiles.splits == 1 and ending == 0 and bias is None
+    is_plain = tiles.splits == 1 and ending == _PLAIN.value and bias is None
     for x_rows, rows in zip(x.split(ROWS_PER_LAUNCH), output.split(ROWS_PER_LAUNCH), strict=True):
         if is_plain:
             _parts(x_rows, weight, tiles, rows)
@@ -246,7 +245,7 @@ def linear(x: Tensor, weight: Tensor, output: Tensor, *, bias: Tensor | None = N
 def capped_linear(x: Tensor, weight: Tensor, output: Tensor, *, factor: float = 1.0, cap: float = 0.0) -> None:
     """Write cap * tanh(factor * (x @ weight.T) / cap), or without the cap where it is 0: -> output [T, N] fp32."""
     is_plain = factor == 1.0 and cap == 0.0
-    _compute(x, weight, output, scale=factor, ending=0 if is_plain else _CAPPED.value, cap=cap)
+    _compute(x, weight, output, scale=factor, ending=_PLAIN.value if is_plain else _CAPPED.value, cap=cap)
 
 
 def add_linear(x: Tensor, weight: Tensor, residual: Tensor, *, bias: Tensor | None = None, scale: float = 1.0) -> None:

@@ -47,8 +47,8 @@ enum Agreement : int32_t { kSame = 0, kAmong = 1, kOther = 2, kNone = 3 };
 enum Before : int32_t { kNoGuess = 0, kAfterCopy = 1, kAfterComputed = 2 };
 enum Copied : int32_t { kCopied = 0, kCopiedOther = 1, kNotCopied = 2 };
 
-constexpr int64_t kMostCandidates = 4;    // of the table, that are looked at for one place
-constexpr int64_t kMostGuesses = 3 + kMostRunnersUp + kMostCandidates;
+constexpr int64_t kMostFromTable = 4;  // candidates of the table that are guessed at one place
+constexpr int64_t kMostGuesses = 3 + kMostRunnersUp + kMostFromTable;
 constexpr int64_t kLeastLost = 4, kLongestEdit = 8, kLongestInsertion = 12;
 constexpr int64_t kBuckets = 12, kShares = 10;
 constexpr int64_t kCopyClasses = 2 * kBuckets * 4 * 2;
@@ -130,9 +130,9 @@ struct Found {
         if (!context_length) return;
         double total = 0.0;
         for (int64_t i = 0; i < num_candidates; ++i) total += gap_weights[gaps[i]];
-        const int64_t count = std::min(kMostCandidates, num_candidates);
-        double probs[kMostCandidates], left = 1.0;
-        bool is_guessed[kMostCandidates];
+        const int64_t count = std::min(kMostFromTable, num_candidates);
+        double probs[kMostFromTable], left = 1.0;
+        bool is_guessed[kMostFromTable];
         for (int64_t i = 0; i < count; ++i) {
             probs[i] = gap_weights[gaps[i]] / total;
             is_guessed[i] = guesses.has(token_ids[i]);

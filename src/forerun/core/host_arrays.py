@@ -1,4 +1,4 @@
-"""Numbers on the host as compiled code reads them, row by row."""
+"""Arrays on the host as compiled code reads them, row by row."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-Numbers: TypeAlias = "npt.NDArray[Any] | array[int] | array[float]"
+HostArray: TypeAlias = "npt.NDArray[Any] | array[int] | array[float]"
 """A NumPy array, or one of the standard library.
 
-Of the latter the address costs next to nothing, of the former more than what most functions of a step compute: after a pass all
+The latter's address costs next to nothing. The former's costs more than what most functions of a step compute: after a pass all
 code comes from memory, and NumPy has more of it.
 """
 
 
-def address_of(numbers: Numbers) -> int:
+def address_of(numbers: HostArray) -> int:
     """Where contiguous numbers lie, as long as nobody changes how many they are."""
     if isinstance(numbers, array):
         return numbers.buffer_info()[0]
@@ -24,7 +24,7 @@ def address_of(numbers: Numbers) -> int:
     return address
 
 
-def as_numpy(numbers: Numbers, dtype: npt.DTypeLike, *, num_rows: int) -> npt.NDArray[Any]:
+def as_numpy(numbers: HostArray, dtype: npt.DTypeLike, *, num_rows: int) -> npt.NDArray[Any]:
     """The same numbers as a NumPy array; those of the standard library as `num_rows` rows."""
     if isinstance(numbers, array):
         return (

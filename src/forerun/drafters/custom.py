@@ -1,0 +1,58 @@
+"""A drafter class of the user's own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from forerun.drafters.base import Drafter, TargetInfo
+from forerun.errors import ConfigError
+
+METHODS = ("start", "propose", "stop")
+
+WHOLE = (
+    ("KeepsKV", ("kv_bytes_per_block", "scratch_bytes", "num_scratch_blocks", "use_kv")),
+    ("LearnsFromTarget", ("num_candidates", "learn")),
+)
+"""What a drafter has all of or nothing: with a part of it nothing would be planned for it, and nobody would call it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CustomConfig:
+    """A drafter class of the user's own, constructed with the `TargetInfo`."""
+
+    drafter_class: type[Drafter]
+
+    @property
+    def default_num_speculative_tokens(self) -> int | None:
+        """The user must say how many."""
+        return None
+
+    def build(self, target: TargetInfo) -> Drafter:
+        """Make the drafter.
+
+        Raises:
+            ConfigError: it lacks a method, or a part of what it has a part of, or does not say which hidden states it needs.
+        """
+        make: Any = self.drafter_class
+        drafter: Drafter = make(target)
+        _check(drafter, self.drafter_class.__name__)
+        return drafter
+
+
+def _check(drafter: object, name: str) -> None:
+    needs: object = getattr(drafter, "needs", None)
+    if not isinstance(needs, frozenset) or not all(isinstance(state, str) for state in needs):
+        raise ConfigError(
+            f"{name}.needs: got {needs!r:.80}; must be a frozenset of names of hidden states, such as "
+            "frozenset({'last_hidden'}), or frozenset() where it reads none"
+        )
+    for method in METHODS:
+        if not callable(getattr(drafter, method, None)):
+            raise ConfigError(f"{name}.{method}: there is no such method; a drafter has {', '.join(METHODS)}")
+    for protocol, parts in WHOLE:
+        missing = [part for part in parts if not hasattr(drafter, part)]
+        if 0 < len(missing) < len(parts):
+            raise ConfigError(
+                f"{name}: has no {', '.join(missing)}; {protocol} is {', '.join(parts)}; add what is missing, or leave out the rest"
+            )
