@@ -18,10 +18,8 @@ HFConfig = Any
 """A `transformers.PretrainedConfig` of any architecture, or a `ConfigStandIn`; each has fields of its own."""
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope")
-ROPE_FACTORS = {
-    "factors": ("factors",),
-    "longrope": ("short_factor", "long_factor"),
-}  # lists with an entry for each frequency
+# by the type of a rope: its parameters that are lists with an entry for each frequency
+FACTOR_LISTS = {"factors": ("factors",), "longrope": ("short_factor", "long_factor")}
 ROTATED = "rotated_dimensions"  # a rope parameter that GGUF files alone have: how many of a head's dimensions turn
 
 SIZES = (
@@ -280,7 +278,7 @@ def rope_config(
             f"rope_parameters: partial_rotary_factor: got {parameters.get('partial_rotary_factor')!r}, so that {dim} of "
             f"{head_dim} dimensions rotate; must be pairs; {MEND}"
         )
-    for factors in ROPE_FACTORS.get(parameters["rope_type"], ()):
+    for factors in FACTOR_LISTS.get(parameters["rope_type"], ()):
         if len(parameters[factors]) != dim // 2:
             raise ModelError(
                 f"rope_parameters: {factors}: got {len(parameters[factors])}; must be one for each of {dim // 2} frequencies; {MEND}"
@@ -334,7 +332,7 @@ def _longrope_scaling(parameters: Mapping[str, Any], max_len: int) -> RopeScalin
     if original_max_len <= 1:
         raise ModelError(f"rope_parameters: {ORIGINAL}: got {original_max_len:g}; must be above 1; {MEND}")
     factor = _number(parameters, "factor", default=max_len / original_max_len)
-    short, long = (_numbers(parameters, name) for name in ROPE_FACTORS["longrope"])
+    short, long = (_numbers(parameters, name) for name in FACTOR_LISTS["longrope"])
     return LongRopeScaling(
         short_factors=short,
         long_factors=long,

@@ -12,7 +12,7 @@ from torch import Tensor
 from forerun.errors import ModelError
 from forerun.models.checkpoint import Checkpoint, WeightReader, save_tensors
 from forerun.models.completed_config import ConfigStandIn
-from forerun.models.config import ROPE_FACTORS
+from forerun.models.config import FACTOR_LISTS
 from forerun.models.gguf.architectures import architecture_of, unknown_architecture
 from forerun.models.gguf.checkpoint import GGUFCheckpoint
 from forerun.models.gguf.config import config_of
@@ -33,7 +33,7 @@ def convert_gguf(gguf: Path, folder: Path, *, dtype: torch.dtype) -> None:
     if row is None:
         raise unknown_architecture(file)
     config = config_of(file, row)
-    if config.rope_parameters.get("rope_type") in ROPE_FACTORS:
+    if config.rope_parameters.get("rope_type") in FACTOR_LISTS:
         raise ModelError(f"{gguf}: config.json cannot hold its rope factors; use the GGUF file as it is")
     tokenizer, special_tokens = build_tokenizer(file)  # before the weights: it may be of a kind that is not supported
     template = chat_template(file)
