@@ -26,7 +26,7 @@ from forerun.core.cache_folder import cache_folder
 from forerun.core.cpu_name import describe_processor
 
 GENERATE = [
-    *(sys.executable, "-c", "from forerun.cli.app import program; program()"),
+    *(sys.executable, "-c", "from forerun.cli.program import program; program()"),
     *("generate", "{model}", "The sea is", "--max-tokens", "8"),
 ]
 IMPORT_TORCH = [sys.executable, "-c", "import torch"]

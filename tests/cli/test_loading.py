@@ -6,13 +6,12 @@ import gc
 from pathlib import Path
 
 import pytest
-from rich import progress as rich_progress
 
 import forerun
 from forerun.cli import loading
 from forerun.cli.options import EngineOptions
 from forerun.models import store
-from forerun.models.download import Progress, Report
+from forerun.models.download import Report
 from forerun.models.store import KNOWN_MODELS
 from tests.cli.fakes import FakeLLM
 
@@ -66,26 +65,25 @@ def test_llm_gets_the_engine_options(pulled: list[str], monkeypatch: pytest.Monk
     assert calls == [("./folder", EngineOptions(seed=3).settings())]
 
 
-def test_a_model_with_brackets_in_its_name_is_loaded_under_that_name(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_the_tokenizer_is_read_before_anything_that_needs_torch(
+    pulled: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
-    with loading.spinner("Loading a[bold]/[/b]"):
+    events = []
+
+    def make_llm(model: str, **settings: object) -> FakeLLM:
+        events.append("LLM")
+        return FakeLLM()
+
+    monkeypatch.setattr(forerun, "LLM", make_llm)
+    monkeypatch.setattr(loading, "read_ahead", events.append)
+    loading.load_llm(str(tmp_path), EngineOptions())
+    assert events == [tmp_path, "LLM"]
+
+
+@pytest.mark.parametrize("model", ["x" * 300, "~nobody-of-that-name", "./absent", "org/name"])
+def test_a_name_that_is_no_model_is_left_to_the_library(pulled: list[str], model: str) -> None:
+    with loading._loading(model):
         pass
-    assert "Loading a[bold]/[/b]" in capsys.readouterr().err
-
-
-def test_bars_take_every_stage_of_a_pull() -> None:
-    with loading.pull_bars() as report:
-        for progress in (Progress("wait"), Progress("download", 1, 2), Progress("check", 2, 2), Progress("convert")):
-            report(progress)
-
-
-@pytest.mark.parametrize(("total", "shown"), [(93_000_000, "46.5/93.0 MB"), (1_200, "0.6/1.2 kB")])
-def test_a_bar_says_how_much_there_is_of_small_files_too(total: int, shown: str) -> None:
-    bars = rich_progress.Progress(disable=True)
-    loading._BarPerStage(bars)(Progress("check", total // 2, total))
-    assert bars.tasks[0].fields["size"] == shown
 
 
 def test_nothing_is_collected_while_a_model_loads_and_what_was_loaded_never_is(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -19,6 +20,38 @@ assert "libtorch_cpu.so" in Path("/proc/self/maps").read_text()
 import torch
 print(int((torch.eye(3) @ torch.ones(3)).sum()))
 """
+
+IMPORT_MEANWHILE = """
+import importlib.machinery, sys
+from forerun.cli import torch_libraries
+
+def libraries():
+    files = {name: getattr(module, "__file__", None) or "" for name, module in list(sys.modules.items())}
+    return {name for name, file in files.items() if file.endswith(tuple(importlib.machinery.EXTENSION_SUFFIXES))}
+
+torch_libraries.find_spec = lambda name: importlib.machinery.ModuleSpec("torch", None, origin="/no/torch/__init__.py")
+torch_libraries.begin_opening().join()
+loaded_first = libraries()
+import forerun.cli.app, forerun.cli.generate
+torch_libraries.import_meanwhile()
+print(sorted(libraries() - loaded_first), "torch" in sys.modules)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="shared libraries of Linux")
+def test_what_is_imported_meanwhile_needs_neither_torch_nor_a_library_for_which_it_would_wait():
+    ended = subprocess.run([sys.executable, "-c", IMPORT_MEANWHILE], capture_output=True, text=True, check=True)
+    assert ended.stdout == "[] False\n"
+
+
+@pytest.mark.parametrize("threads", [None, "3"])
+def test_a_choice_of_numpys_threads_is_left_as_it_was(monkeypatch, threads):
+    monkeypatch.delenv(torch_libraries.NUMPYS_THREADS, raising=False)
+    if threads:
+        monkeypatch.setenv(torch_libraries.NUMPYS_THREADS, threads)
+    with torch_libraries._one_thread_for_numpy():
+        assert os.environ[torch_libraries.NUMPYS_THREADS] == (threads or "1")
+    assert os.environ.get(torch_libraries.NUMPYS_THREADS) == threads
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="shared libraries of Linux")

@@ -12,7 +12,13 @@ from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
 
 from forerun.models.families import MODEL_TYPES, TokenizerJson
 from forerun.models.tokenizer import Tokenizer, load_tokenizer
-from forerun.models.tokenizer_files import AS_STORED_CLASS, parts_of, tokenizer_without_transformers
+from forerun.models.tokenizer_files import (
+    AS_STORED_CLASS,
+    parts_of,
+    read_ahead,
+    read_tokenizer,
+    tokenizer_without_transformers,
+)
 from tests.tiny_gguf import save_tiny_gguf
 from tests.tiny_tokenizer import CHAT_TEMPLATE, save_tiny_tokenizer
 
@@ -178,3 +184,17 @@ def test_what_a_file_adds_around_texts_stays(folder):
     ours = load_tokenizer(folder)
     assert ours.encode("a")[0] == 1
     assert seen(ours) == seen(theirs(folder))
+
+
+def test_what_was_read_ahead_is_taken_once(folder):
+    read_ahead(folder)
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "he"}')
+    assert read_tokenizer(folder).special_tokens["eos_token"] == "<|im_end|>"
+    assert read_tokenizer(folder).special_tokens["eos_token"] == "he"
+
+
+def test_what_only_transformers_can_read_is_left_to_it(folder):
+    change(folder, "tokenizer_config.json", tokenizer_class="GPT2Tokenizer", auto_map={"AutoTokenizer": ["a.B", None]})
+    assert tokenizer_without_transformers(folder) is None
+    read_ahead(folder)
+    assert outcome(load_tokenizer, folder) == outcome(theirs, folder)

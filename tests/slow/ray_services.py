@@ -23,7 +23,7 @@ from forerun.deploy.ray.options import num_processors
 from tests.slow.environments import interpreter_of
 
 MODEL = "smollm2-135m"
-PROGRAM = "from forerun.cli.app import program; program()"
+PROGRAM = "from forerun.cli.program import program; program()"
 needs_two_cores = pytest.mark.skipif(num_processors() < 2, reason="two replicas take two cores")
 START_S = 180
 STOP_S = 60

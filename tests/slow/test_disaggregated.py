@@ -92,7 +92,7 @@ def test_a_server_streams_what_one_engine_writes_and_takes_the_reader_with_it_wh
         sock.bind(("127.0.0.1", 0))
         port = sock.getsockname()[1]
     words = [MODEL, "--prefill-threads", "1", "--max-model-len", "1024", "--port", str(port), "--disable-log-stats"]
-    program = [sys.executable, "-c", "from forerun.cli.app import program; program()"]
+    program = [sys.executable, "-c", "from forerun.cli.program import program; program()"]
     environment = os.environ | {"OMP_NUM_THREADS": "2"}
     with subprocess.Popen([*program, "serve", *words], stdout=subprocess.PIPE, text=True, env=environment) as server:
         try:

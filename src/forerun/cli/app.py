@@ -1,22 +1,19 @@
-"""The `forerun` program: its commands, its exit codes, and how errors are shown."""
+"""The commands of the `forerun` program, its exit codes, and how errors are shown."""
 
 from __future__ import annotations
 
-import atexit
-import io
 import logging
 import os
 import shlex
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from typing import NoReturn, TextIO
+from contextlib import contextmanager
+from typing import TextIO
 
 from cyclopts import App, CycloptsError, UnknownOptionError, UnusedCliTokensError
 
 import forerun
-from forerun.cli import torch_libraries
 from forerun.cli.command import refuse_fractions
 from forerun.cli.help_screen import HelpScreen
 from forerun.errors import ForerunError
@@ -47,9 +44,6 @@ COMMANDS = (
 )
 """The commands: each is an app in a module of its name, which is imported when the command is used or shown."""
 
-COMPUTING = ("chat", "demo", "generate", "serve", "train", "verify")
-"""Commands that always import torch."""
-
 
 def build_app() -> App:
     """The program with all its commands."""
@@ -67,27 +61,6 @@ def build_app() -> App:
         module = name.replace("-", "_")
         app.command(f"forerun.cli.{module}:{module}", name=name)
     return app
-
-
-def program() -> NoReturn:
-    """Run `main` as a process of its own, which ends at once.
-
-    Python would take torch's half a million objects apart first, which takes more than half as long as its import.
-    """
-    _open_streams()
-    code = 1  # of an exception that `main` lets through
-
-    def end() -> None:
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError):
-                stream.flush()
-        os._exit(code)
-
-    atexit.register(end)  # what registers first runs last, after all other threads have ended
-    if any(word in COMPUTING for word in sys.argv[1:2]):
-        torch_libraries.begin_opening()
-    code = main()
-    sys.exit(code)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -118,17 +91,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         except OSError as error:
             return _fail(_located(error))
     return code if isinstance(code, int) else 0
-
-
-def _open_streams() -> None:
-    """Let a stream that is closed lead nowhere, and none of them fail at a character that its encoding lacks."""
-    streams = (("stdin", "r", "surrogateescape"), ("stdout", "w", "replace"), ("stderr", "w", "backslashreplace"))
-    for name, mode, errors in streams:
-        stream = getattr(sys, name)
-        if stream is None:
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8", errors=errors))  # noqa: SIM115 - to the end
-        elif isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors=errors)
 
 
 def _fail(message: str, code: int = USAGE_ERROR) -> int:

@@ -19,8 +19,9 @@ from forerun.cli.bench_interruption import until_interrupted
 from forerun.cli.bench_replay import replay
 from forerun.cli.bench_serve import serve
 from forerun.cli.command import examples
+from forerun.cli.console import plain_console, status
 from forerun.cli.options import REPORT, WORKLOAD, EngineOptions, ReportOptions
-from forerun.cli.output import plain_console, speculation_json, speculation_rows, status
+from forerun.cli.output import speculation_json, speculation_rows
 
 if TYPE_CHECKING:
     from forerun import LLM

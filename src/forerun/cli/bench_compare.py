@@ -14,9 +14,10 @@ from rich.text import Text
 from forerun.bench.workloads import ComparisonWorkload
 from forerun.cli import loading
 from forerun.cli.bench_interruption import until_interrupted
+from forerun.cli.console import plain_console, status
 from forerun.cli.input_files import Prompt, read_kinds, read_yaml
 from forerun.cli.options import REPORT, WORKLOAD, EngineOptions, Paths, ReportOptions, check_picture
-from forerun.cli.output import plain_console, speculation_json, status
+from forerun.cli.output import speculation_json
 from forerun.core.stats import PHASES
 from forerun.engine.stats import drafters_line, report_line
 from forerun.errors import ConfigError, ForerunError

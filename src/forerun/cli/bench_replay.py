@@ -14,9 +14,10 @@ from rich.text import Text
 
 from forerun.cli import loading
 from forerun.cli.bench_compare import read_configs
+from forerun.cli.console import plain_console, status
 from forerun.cli.input_files import Prompt, read_kinds
 from forerun.cli.options import REPORT, EngineOptions, Paths, ReportOptions
-from forerun.cli.output import plain_console, resumable, speculation_json, status
+from forerun.cli.output import resumable, speculation_json
 from forerun.core.writable import check_writable_file
 from forerun.errors import ConfigError, ModelError
 from forerun.models import store

@@ -19,6 +19,7 @@ from forerun.bench.load.answer import METRICS
 from forerun.bench.load.workload import Dataset, Traffic
 from forerun.cli import loading
 from forerun.cli.bench_serve_options import BodyOptions, FigureOptions, ResultOptions, ServerOptions
+from forerun.cli.console import spinner
 from forerun.cli.options import REPORT, ReportOptions
 from forerun.errors import ConfigError, ModelError
 from forerun.models import store
@@ -95,7 +96,7 @@ class _TokenizerOnDemand:
 
             loading.pull_if_needed(self.name)
             try:
-                with loading.spinner(f"Loading the tokenizer of {self.name}"):
+                with spinner(f"Loading the tokenizer of {self.name}"):
                     self._loaded = load_tokenizer(store.resolve_model(self.name))
             except ModelError as error:
                 raise ModelError(f"{error}; or name another by --tokenizer") from error

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import forerun
 from forerun.cli.command import command
-from forerun.cli.loading import spinner
+from forerun.cli.console import spinner
 from forerun.cli.options import JsonFlag
 from forerun.core.cache_folder import cache_folder
 from forerun.core.cpu_name import describe_processor

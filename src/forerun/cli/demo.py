@@ -15,8 +15,9 @@ from rich.text import Text
 import forerun
 from forerun.cli import loading
 from forerun.cli.command import command
+from forerun.cli.console import plain_console, spinner
 from forerun.cli.options import EngineOptions, JsonFlag
-from forerun.cli.output import Answer, Show, hide, plain_console, read_answer, speculation_json, speculation_rows
+from forerun.cli.output import Answer, Show, hide, read_answer, speculation_json, speculation_rows
 from forerun.core.outputs import Origin, StreamDelta
 from forerun.core.stats import SpeculationStats
 from forerun.errors import ConfigError
@@ -133,7 +134,7 @@ def compare(llm: LLM, console: Console, *, max_tokens: int) -> Comparison:
     prompt_ids = list(llm.get_tokenizer().apply_chat_template([{"role": "user", "content": PROMPT}]))
     with_drafts = {"temperature": 0.0, "max_tokens": max_tokens}
     without = with_drafts | {"speculation": "off"}
-    with loading.spinner("Warming up"):
+    with spinner("Warming up"):
         for params in (without, with_drafts):
             short = params | {"max_tokens": min(max_tokens, WARM_UP_TOKENS)}
             _answer(llm, prompt_ids, short, salt="warm-up", show=hide)

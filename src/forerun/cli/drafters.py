@@ -13,8 +13,8 @@ from rich.text import Text
 
 from forerun.cli import loading
 from forerun.cli.command import command
+from forerun.cli.console import plain_console
 from forerun.cli.options import EngineOptions, JsonFlag
-from forerun.cli.output import plain_console
 from forerun.drafters.registry import DRAFTERS
 from forerun.errors import ConfigError
 

@@ -10,9 +10,9 @@ from cyclopts import App, Parameter
 from rich.filesize import decimal
 from rich.table import Column, Table
 
-from forerun.cli import loading
+from forerun.cli import pulling
+from forerun.cli.console import plain_console, table_width
 from forerun.cli.options import JsonFlag
-from forerun.cli.output import plain_console, table_width
 from forerun.errors import ModelError
 from forerun.models import store
 from forerun.models.store import StoredModel
@@ -32,7 +32,7 @@ def pull(name: str, /, *, json_output: JsonFlag = False) -> None:
         name: A name that "forerun models list" shows.
         json_output: Print one line of JSON for machines, and nothing else, on standard output.
     """
-    folder = loading.pull(name)
+    folder = pulling.pull(name)
     if json_output:
         print(json.dumps({"name": name, "path": str(folder), "state": "ready"}))
     else:

@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from forerun.cli.command import command
+from forerun.cli.console import plain_console, status
 from forerun.cli.options import REPORT, ReportOptions
-from forerun.cli.output import plain_console, status
 from forerun.cli.plan_options import (
     CHOICE,
     CONFIRMATION,

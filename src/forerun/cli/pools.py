@@ -13,8 +13,8 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from forerun.cli.command import examples
+from forerun.cli.console import plain_console
 from forerun.cli.options import Flag, JsonFlag
-from forerun.cli.output import plain_console
 from forerun.core.writable import check_writable_file
 from forerun.errors import ConfigError
 from forerun.models import store

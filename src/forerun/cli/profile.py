@@ -21,9 +21,10 @@ from forerun.cli import loading
 from forerun.cli.bench import parse_numbers
 from forerun.cli.bench_compare import read_configs
 from forerun.cli.command import command
+from forerun.cli.console import bar, plain_console
 from forerun.cli.input_files import Prompt, read_kinds
 from forerun.cli.options import SPECULATIVE_OPTIONS, Duration, EngineOptions, Flag, JsonFlag, Paths
-from forerun.cli.output import bar, plain_console, resumable
+from forerun.cli.output import resumable
 from forerun.errors import ConfigError
 from forerun.plan.profile import PROFILE_FILE, SERVERS_KERNELS
 

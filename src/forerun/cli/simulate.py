@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.table import Table
 
 from forerun.cli.command import command
+from forerun.cli.console import plain_console
 from forerun.cli.options import REPORT, ReportOptions, check_picture
-from forerun.cli.output import plain_console
 from forerun.core.writable import check_writable_file
 from forerun.errors import ConfigError, ForerunError
 from forerun.plan.load import Load, parse_load

@@ -21,9 +21,10 @@ from forerun.bench.workloads import check_temperature
 from forerun.cli import loading
 from forerun.cli.bench_compare import read_configs
 from forerun.cli.command import command
+from forerun.cli.console import plain_console, status
 from forerun.cli.input_files import read_prompts
 from forerun.cli.options import SPECULATIVE_OPTIONS, EngineOptions, Flag, JsonFlag, Words
-from forerun.cli.output import plain_console, resumable, status
+from forerun.cli.output import resumable
 from forerun.errors import ConfigError
 from forerun.plan.profile import PROFILE_FILE
 

@@ -12,9 +12,9 @@ from rich.table import Table
 
 from forerun.cli import loading
 from forerun.cli.command import command
+from forerun.cli.console import plain_console, status
 from forerun.cli.input_files import read_lines
 from forerun.cli.options import EngineOptions, JsonFlag
-from forerun.cli.output import plain_console, status
 from forerun.errors import ConfigError
 
 if TYPE_CHECKING:

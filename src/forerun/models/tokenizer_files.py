@@ -20,7 +20,8 @@ from forerun.models.families import MODEL_TYPES, TokenizerJson
 from forerun.models.model_folder import CONFIG_FILE, find_gguf
 from forerun.models.transformers_logging import quiet_transformers
 
-VOCABULARY_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+TOKENIZER_FILE = "tokenizer.json"
+VOCABULARY_FILES = (TOKENIZER_FILE, "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 AS_STORED_CLASS = "TokenizersBackend"  # transformers' class that takes tokenizer.json as it is stored
 AS_STORED_CLASSES = (AS_STORED_CLASS, "PreTrainedTokenizerFast")
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -44,6 +45,19 @@ class TokenizerParts:
     special_tokens: Mapping[str, str]
     chat_template: str | Mapping[str, str] | None
     kind: str
+
+
+_READ_AHEAD: dict[Path, TokenizerParts | None] = {}
+"""By their folder, what `read_ahead` has read and `read_tokenizer` has not asked for yet."""
+
+
+def read_ahead(folder: Path) -> None:
+    """Read a folder's tokenizer for the next `read_tokenizer`, as far as that needs no transformers.
+
+    Python has a tenth of a second for it at a start, while the libraries of torch are being opened.
+    """
+    if (folder / TOKENIZER_FILE).is_file():
+        _READ_AHEAD[folder] = tokenizer_without_transformers(folder)
 
 
 def has_tokenizer(path: Path) -> bool:
@@ -76,7 +90,7 @@ def read_tokenizer(path: Path) -> TokenizerParts:
     gguf = None if _has_vocabulary(path) else find_gguf(path)
     if gguf is not None:
         return _gguf_tokenizer(gguf)
-    parts = tokenizer_without_transformers(path)
+    parts = _READ_AHEAD.pop(path) if path in _READ_AHEAD else tokenizer_without_transformers(path)
     return parts if parts is not None else _tokenizer_with_transformers(path)
 
 
@@ -100,7 +114,7 @@ def _gguf_tokenizer(gguf: Path) -> TokenizerParts:
 def tokenizer_without_transformers(folder: Path) -> TokenizerParts | None:
     """Read the tokenizer of a model folder, or return None if transformers has to read it."""
     try:
-        content = (folder / "tokenizer.json").read_bytes()
+        content = (folder / TOKENIZER_FILE).read_bytes()
         config, model = _read(folder / "tokenizer_config.json"), _read(folder / CONFIG_FILE)
         if not _is_taken_as_stored(config, model, content) or (folder / "tekken.json").exists():
             return None

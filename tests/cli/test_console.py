@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from forerun.cli import output
-from forerun.cli.output import bar, plain_console, status
+from forerun import cli
+from forerun.cli.console import bar, plain_console, spinner, status
 
 ODD = "a [red]b[/x] :heart:"
 """What rich takes for markup, for a mistake in it, and for an emoji."""
@@ -29,8 +29,8 @@ def test_a_file_has_room_for_wide_tables(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_no_command_has_a_console_of_its_own() -> None:
-    folder = Path(output.__file__).parent
-    assert [path.name for path in folder.glob("*.py") if "Console(" in path.read_text()] == ["output.py"]
+    folder = Path(cli.__file__).parent
+    assert [path.name for path in folder.glob("*.py") if "Console(" in path.read_text()] == ["console.py"]
 
 
 def test_a_line_of_progress_may_hold_brackets() -> None:
@@ -52,3 +52,12 @@ def test_without_a_terminal_no_bar_is_shown() -> None:
     with bar(Console(file=text, force_terminal=False)) as shown:
         shown.advance(0.4)
     assert not text.getvalue()
+
+
+def test_a_model_with_brackets_in_its_name_is_loaded_under_that_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
+    with spinner("Loading a[bold]/[/b]"):
+        pass
+    assert "Loading a[bold]/[/b]" in capsys.readouterr().err
