@@ -30,7 +30,7 @@ $(STAMP): pyproject.toml setup.py constraints.txt $(wildcard src/forerun/ops/nat
 	@$(BIN)/pip --version >/dev/null || { echo "the virtual environment has no pip; on Debian or Ubuntu: apt install python3-venv, then make clean"; exit 2; }
 	BIN=$(BIN) TORCH_INDEX=$(TORCH_INDEX) sh scripts/install_torch.sh
 	$(BIN)/pip install --disable-pip-version-check --no-compile -q -c constraints.txt -e '.[dev]'
-	$(BIN)/python -c 'import forerun.cli.app, forerun.llm, transformers'
+	$(BIN)/python -c 'import forerun.cli.generate, forerun.cli.program, forerun.llm, transformers'
 	@touch $@
 
 demo: install
