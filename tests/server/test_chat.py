@@ -6,7 +6,8 @@ import threading
 
 import pytest
 
-from tests.server.served import CHAT, NAME, chat_ids, generate, offline
+from forerun.server.completions import DEFAULT_MAX_TOKENS
+from tests.server.served import CHAT, NAME, PROMPT, chat_ids, chat_llm, generate, offline, served
 
 
 def create(server, messages=CHAT, **fields):
@@ -44,6 +45,30 @@ def test_without_a_limit_there_is_as_much_as_fits(plain):
     answer = create(plain, max_tokens=None, extra_body={"ignore_eos": True})
     assert answer.usage.total_tokens == offline().max_model_len
     assert answer.choices[0].finish_reason == "length"
+
+
+def test_what_a_request_leaves_out_is_the_servers_default():
+    defaults = {"temperature": 0, "repetition_penalty": 1.3, "max_new_tokens": 5}
+    with served(chat_llm(override_generation_config=defaults)) as server:
+        told = "temperature 0, repetition_penalty 1.3, max_tokens 5 (override_generation_config)"
+        assert told in server.lines[0]
+        body = {"messages": CHAT, "ignore_eos": True}
+        answer = server.post("/v1/chat/completions", body)
+        penalized = expected(max_tokens=5, repetition_penalty=1.3, ignore_eos=True).outputs[0]
+        assert answer["choices"][0]["message"]["content"] == penalized.text
+        assert answer["usage"]["completion_tokens"] == 5
+        answer = server.post("/v1/chat/completions", {**body, "repetition_penalty": 1.0, "max_tokens": 8})
+        assert answer["choices"][0]["message"]["content"] == expected(max_tokens=8, ignore_eos=True).outputs[0].text
+        body = {"prompt": PROMPT, "ignore_eos": True}
+        assert server.post("/v1/completions", body)["usage"]["completion_tokens"] == DEFAULT_MAX_TOKENS
+
+
+def test_a_default_length_beyond_the_context_is_as_much_as_fits():
+    with served(chat_llm(override_generation_config={"max_new_tokens": 10**6})) as server:
+        fields = {"n": 2, "logprobs": True, "ignore_eos": True}
+        answer = server.post("/v1/chat/completions", {"messages": CHAT, **fields})
+        num_prompt = answer["usage"]["prompt_tokens"]
+        assert answer["usage"]["completion_tokens"] == 2 * (offline().max_model_len - num_prompt)
 
 
 def test_streamed_text_is_the_whole_text(either):

@@ -315,6 +315,25 @@ def test_an_answer_matches_what_is_asked(either, fields, is_right, stream):
     assert is_right(text)
 
 
+def test_a_schema_that_cannot_be_obeyed_in_full_is_refused_only_if_it_is_strict(plain):
+    odd = {
+        "type": "array",
+        "items": {"type": "integer", "minimum": 0, "maximum": 9},
+        "uniqueItems": True,
+        "maxItems": 2,
+    }
+    for strict, status in (({"strict": True}, 400), ({"strict": False}, 200), ({}, 200)):
+        asked = {"type": "json_schema", "json_schema": {"name": "list", "schema": odd, **strict}}
+        body = {"prompt": PROMPT, "max_tokens": 40, "response_format": asked}
+        found, _, answer = plain.send("POST", "/v1/completions", body)
+        assert found == status
+        if status == 400:
+            assert 'Unimplemented keys: ["uniqueItems"]' in answer["error"]["message"]
+            assert answer["error"]["param"] == "response_format"
+        else:
+            assert answer["choices"][0]["text"].lstrip().startswith("[")
+
+
 def test_an_answer_of_a_schema_is_what_the_offline_engine_writes(either):
     schema = {"type": "json_schema", "json_schema": {"name": "size", "schema": SCHEMA}}
     answer = create(either, max_tokens=40, extra_body={"response_format": schema})

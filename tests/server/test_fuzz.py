@@ -8,12 +8,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from forerun.server import protocol, request_params
+from forerun.server import messages_protocol, protocol, request_params
 from tests.server.served import CHAT, PROMPT, generate
 
 BODIES = {
     "/v1/completions": ({"prompt": PROMPT, "max_tokens": 2}, protocol.CompletionBody),
     "/v1/chat/completions": ({"messages": CHAT, "max_tokens": 2}, protocol.ChatBody),
+    "/v1/messages": ({"messages": CHAT, "max_tokens": 2}, messages_protocol.MessagesBody),
+    "/v1/messages/count_tokens": ({"messages": CHAT}, messages_protocol.PromptBody),
     "/tokenize": ({"messages": CHAT}, protocol.TokenizeChatBody),
     "/detokenize": ({"tokens": [70, 71]}, protocol.DetokenizeBody),
 }
@@ -26,6 +28,9 @@ INNER = {
     "tools": {"name", "description", "parameters", "strict"},
     "tool_choice": {"type", "function", "allowed_tools"},
     "logit_bias": {"70", "-1", "1e3", "99999999999999999999", "\ud800"},
+    "system": {"type", "text"},
+    "thinking": {"type", "budget_tokens"},
+    "output_config": {"effort", "format"},
     "chat_template_kwargs": {"messages", "self", "__class__", "chat_template"},
 }
 IN_LISTS = {
@@ -89,14 +94,16 @@ def test_a_broken_request_is_answered_or_told_what_to_change(drafting, path):
         status, _, answer = drafting.send("POST", path, text)
         assert 200 <= status < 500, answer
         if status != 200:
-            check_error(answer)
+            check_error(path, answer)
         elif isinstance(answer, str):  # a stream
             *events, rest = answer.split("\n\n")
-            assert (events[-1], rest) == ("data: [DONE]", "")
-            for event in events[:-1]:
-                data = json.loads(event.removeprefix("data: "))
+            assert rest == ""
+            if "messages" not in path:
+                assert events.pop() == "data: [DONE]"
+            for event in events:
+                data = json.loads(event.split("data: ", 1)[1])
                 if "error" in data:
-                    check_error(data)
+                    check_error(path, data)
 
     ask()
     assert drafting.send("GET", "/health")[0] == 200
@@ -105,9 +112,10 @@ def test_a_broken_request_is_answered_or_told_what_to_change(drafting, path):
     assert drafting.model.admission.num_inside == 0
 
 
-def check_error(answer):
-    assert set(answer) == {"error"}
-    assert set(answer["error"]) == {"message", "type", "param", "code"}
-    assert answer["error"]["type"] == "invalid_request_error"
+def check_error(path, answer):
+    is_messages = "messages" in path
+    assert set(answer) == {"error"} | ({"type", "request_id"} if is_messages else set())
+    assert set(answer["error"]) == {"message", "type"} | (set() if is_messages else {"param", "code"})
+    assert answer["error"]["type"] in ("invalid_request_error", "not_found_error")  # a name that is not served
     assert "\n" not in answer["error"]["message"]
     assert len(answer["error"]["message"]) < 500

@@ -39,10 +39,10 @@ def until(condition, seconds=10):
         time.sleep(0.002)
 
 
-def begin(server, body):
+def begin(server, body, path="/v1/completions"):
     """A connection whose answer has begun (a stream) or not (a whole answer)."""
     connection = server.connection()
-    connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+    connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
     return connection
 
 

@@ -27,6 +27,8 @@ OPERATIONS = {
     "/v1/models/{name}": "GET",
     "/v1/completions": "POST",
     "/v1/chat/completions": "POST",
+    "/v1/messages": "POST",
+    "/v1/messages/count_tokens": "POST",
     "/tokenize": "POST",
     "/detokenize": "POST",
     "/tokenizer_info": "GET",
@@ -34,6 +36,8 @@ OPERATIONS = {
 SERVED = {
     "/v1/completions": {"model": NAME, "prompt": PROMPT, "allowed_token_ids": None},
     "/v1/chat/completions": {"model": NAME, "messages": CHAT, "allowed_token_ids": None},
+    "/v1/messages": {"model": NAME, "messages": CHAT, "system": None},
+    "/v1/messages/count_tokens": {"model": NAME, "messages": CHAT},
     "/tokenize": {"model": NAME},
     "/detokenize": {"model": NAME, "tokens": [70, 71]},
 }

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import pytest
 
+from forerun.core.sampling_params import SamplingParams
 from forerun.errors import RequestError, UnknownKeyError
 from forerun.server.errors import ApiError
 from forerun.server.protocol import ChatBody, CompletionBody, TokenizeChatBody
-from forerun.server.request_params import in_clients_words, refuse_unserved, sampling_params, wanted_structure
+from forerun.server.request_params import (
+    LENIENT,
+    in_clients_words,
+    refuse_unserved,
+    sampling_params,
+    wanted_structure,
+)
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 
@@ -59,20 +66,59 @@ def test_options_of_a_stream_are_for_streams(body):
     fields = {"stream_options": {"include_usage": True}, **body}
     for asked in (ChatBody(messages=MESSAGES, **fields), CompletionBody(prompt="hello", **fields)):
         with pytest.raises(ApiError, match="stream_options: is given without stream") as caught:
-            sampling_params(asked, structure=None, speculates=False, saves_hidden_states=False)
+            sampling_params(asked, structure=None, speculates=False, saves_hidden_states=False, defaults={})
         assert (caught.value.status_code, caught.value.param) == (400, "stream_options")
     streamed = CompletionBody(prompt="hello", **(fields | {"stream": True}))
-    assert sampling_params(streamed, structure=None, speculates=False, saves_hidden_states=False).n == 1
+    assert sampling_params(streamed, structure=None, speculates=False, saves_hidden_states=False, defaults={}).n == 1
 
 
 def test_an_empty_schema_is_one_and_not_no_field():
     assert wanted_structure(CompletionBody(prompt="hello", structured_outputs={"json": {}})) == {"json": {}}
     named = {"type": "json_schema", "json_schema": {"schema": {}}}
-    assert wanted_structure(CompletionBody(prompt="hello", response_format=named)) == {"json": {}}
+    assert wanted_structure(CompletionBody(prompt="hello", response_format=named)) == {
+        "json": {"x-guidance": {"lenient": True}}
+    }
     for name in ("guided_json", "json_schema"):
         with pytest.raises(ApiError, match=f"{name}: answers cannot be constrained so"):
             refuse_unserved(CompletionBody(prompt="hello", **{name: {}}))
         refuse_unserved(CompletionBody(prompt="hello", **{name: None}))
+
+
+@pytest.mark.parametrize(
+    ("strict", "options"),
+    [({"strict": True}, {}), ({"strict": False}, LENIENT), ({"strict": None}, LENIENT), ({}, LENIENT)],
+)
+def test_only_a_strict_schema_is_followed_to_the_letter(strict, options):
+    schema = {"type": "array", "uniqueItems": True}
+    sent = {"type": "json_schema", "json_schema": {"name": "list", "schema": schema, **strict}}
+    assert wanted_structure(CompletionBody(prompt="hello", response_format=sent)) == {"json": schema | options}
+
+
+def test_a_schemas_own_options_of_llguidance_count():
+    schema = {"type": "array", "x-guidance": {"whitespace_flexible": False}}
+    sent = {"type": "json_schema", "json_schema": {"schema": schema}}
+    assert wanted_structure(CompletionBody(prompt="hello", response_format=sent)) == {"json": schema}
+
+
+def test_strict_is_true_or_false():
+    sent = {"type": "json_schema", "json_schema": {"schema": {}, "strict": "yes"}}
+    with pytest.raises(ApiError, match=r"response_format: got json_schema\.strict 'yes'; must be true or false"):
+        wanted_structure(CompletionBody(prompt="hello", response_format=sent))
+
+
+def test_fields_that_are_left_out_have_the_servers_defaults():
+    defaults = {"temperature": 0.6, "top_k": 20, "repetition_penalty": 1.1, "max_tokens": 500}
+
+    def params(**fields):
+        body = CompletionBody(prompt="hello", **fields)
+        return sampling_params(
+            body, structure=None, speculates=False, saves_hidden_states=False, defaults=defaults, max_tokens=16
+        )
+
+    assert params() == SamplingParams(temperature=0.6, top_k=20, repetition_penalty=1.1, max_tokens=16)
+    given = {"temperature": 1.0, "top_k": 0, "top_p": 0.5}
+    assert params(**given) == SamplingParams(**given, repetition_penalty=1.1, max_tokens=16)
+    assert params(top_k=None).top_k == 20
 
 
 @pytest.mark.parametrize("format_of_text", [{"type": "text"}, {"type": "text", "more": 1}])
@@ -127,13 +173,18 @@ def test_errors_of_a_conversation_name_the_field_that_the_client_wrote():
 def test_an_unknown_key_is_told_of_the_field_that_has_it():
     body = CompletionBody(prompt="hello", structured_outputs={"jsn": {}})
     with pytest.raises(UnknownKeyError) as caught:
-        sampling_params(body, structure=wanted_structure(body), speculates=False, saves_hidden_states=False)
+        sampling_params(
+            body, structure=wanted_structure(body), speculates=False, saves_hidden_states=False, defaults={}
+        )
     assert str(in_clients_words(caught.value, body)).startswith("structured_outputs: unknown key 'jsn'")
 
 
 def test_what_is_to_be_saved_is_refused_where_nothing_is():
     body = CompletionBody(prompt="hello", kv_transfer_params={"include_output_tokens": True})
     with pytest.raises(ApiError, match="kv_transfer_params: is given, but this server saves no") as caught:
-        sampling_params(body, structure=None, speculates=False, saves_hidden_states=False)
+        sampling_params(body, structure=None, speculates=False, saves_hidden_states=False, defaults={})
     assert (caught.value.status_code, caught.value.param) == (400, "kv_transfer_params")
-    assert sampling_params(body, structure=None, speculates=False, saves_hidden_states=True).kv_transfer is not None
+    assert (
+        sampling_params(body, structure=None, speculates=False, saves_hidden_states=True, defaults={}).kv_transfer
+        is not None
+    )

@@ -167,4 +167,5 @@ def test_the_banner_says_what_is_served(plain, drafting):
     for part in ("target", "drafter", "OracleTreeDrafter, K=4", "bfloat16", "KV memory", "256", "64"):
         assert part in banner
     assert "no speculation" in plain.lines[0]
+    assert "sampling defaults       temperature 1\n" in plain.lines[0]
     assert ready == f"ready: {drafting.url} (Ctrl-C stops)"

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import forerun
 from forerun.ops.native.memory import give_back_freed_memory
-from forerun.server import chat, completions, errors, page, status, tokenization
+from forerun.server import chat, completions, errors, messages, page, status, tokenization
 from forerun.server.auth import Keys
 from forerun.server.errors import RETRY_AFTER_S, ApiError
 from forerun.server.options import ServerOptions
@@ -53,7 +53,7 @@ def build_app(options: ServerOptions, *, host: str | None = None, lifespan: Life
     app.state.model = None
     app.state.read_metrics = None
     errors.install(app)
-    for module in (status, completions, chat, tokenization, page):
+    for module in (status, completions, chat, messages, tokenization, page):
         app.include_router(module.router)
     if options.enable_tokenizer_info_endpoint:
         app.include_router(tokenization.info_router)
@@ -91,7 +91,7 @@ class Edge:
             await self._app(scope, receive, send_with_id)
         except asyncio.CancelledError:
             if not has_begun:
-                await errors.cut_off().response()(scope, receive, send_with_id)
+                await errors.cut_off().response(scope)(scope, receive, send_with_id)
 
 
 class BodyGuard:
@@ -112,7 +112,7 @@ class BodyGuard:
             return
         if sum(len(name) + len(value) for name, value in scope["headers"]) > MOST_HEADER_BYTES:
             refusal = ApiError(431, f"headers: must be at most {MOST_HEADER_BYTES} bytes")
-            await refusal.response()(scope, receive, send)
+            await refusal.response(scope)(scope, receive, send)
             return
         is_welcome, num_bytes = False, 0
 

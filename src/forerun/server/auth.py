@@ -66,10 +66,12 @@ class Keys:
                 )
             return
         scheme, _, key = headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not self.accepts(key.strip()):
+        given = (key.strip() if scheme.lower() == "bearer" else "", headers.get("x-api-key", ""))
+        are_keys = [self.accepts(one) for one in given]
+        if not any(are_keys):
             raise ApiError(
                 401,
-                "the API key is missing or wrong; send it as 'Authorization: Bearer KEY'",
+                "the API key is missing or wrong; send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'",
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
             )

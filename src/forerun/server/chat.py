@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Request, Response
@@ -21,7 +22,7 @@ from forerun.server.request_params import (
     sampling_params,
     wanted_structure,
 )
-from forerun.server.responses import Choice, ResponseBuilder, Usage, json_logprob, logprob_text
+from forerun.server.responses import Choice, Responder, ResponseBuilder, Usage, json_logprob, logprob_text
 from forerun.server.served_model import ServedModel, Submission, served_model
 from forerun.server.tokenization import check_template_variables, conversation_text
 from forerun.server.tool_use import CallWriter, ToolUse, tool_use
@@ -79,35 +80,59 @@ async def create_chat_completion(
     refuse_unserved(body)
     if body.top_logprobs and not body.logprobs:
         raise ApiError(400, "top_logprobs: is given without logprobs; set logprobs to true", param="top_logprobs")
+    return await answer(body, request, model, partial(ChatBuilder, body, model), must_fit=_asked_length(body))
+
+
+async def answer(
+    body: ChatBody,
+    request: Request,
+    model: ServedModel,
+    responder_of: Callable[[ToolUse | None], Responder],
+    *,
+    must_fit: tuple[str, int | None],
+) -> Response:
+    """Answer a conversation in the shape that a responder gives to the answer.
+
+    Args:
+        body: the conversation, and how it is to be answered.
+        request: the HTTP request that asks for it.
+        model: answers it.
+        responder_of: given how the answer may use tools, the one who writes it.
+        must_fit: name and value of a length for which the prompt must leave room; None: what fits is written.
+
+    Raises:
+        ApiError, RequestError: it is refused.
+    """
     check_template_variables(body, model)
     wanted = wanted_structure(body)
     parallel = body.parallel_tool_calls is not False
     use = tool_use(body, model.tool_format, parallel=parallel, has_format=wanted is not None)
     if use is not None and model.hides_calls:
         body.skip_special_tokens = False
-    builder = ChatBuilder(body, model, use)
-    asked = _asked_length(body)
+    responder = responder_of(use)
+    most = _asked_length(body)[1]
     try:
         submitting = model.submit(
-            lambda: [(None, _token_ids(body, model, asked))],
+            lambda: [(None, _token_ids(body, model, must_fit))],
             sampling_params(
                 body,
                 structure=wanted if use is None else use.structure(wanted),
                 speculates=model.speculates,
                 saves_hidden_states=model.saves_hidden_states,
-                max_tokens=asked[1],
+                defaults=model.sampling_defaults,
+                max_tokens=most or model.sampling_defaults.get("max_tokens"),
                 logprobs=_num_top(body),
             ),
             num_prompts=1,
-            streams=builder.wants_steps,
+            streams=responder.wants_steps,
             cache_salt=body.cache_salt,
         )
-        return await builder.respond(request, submitting)
+        return await responder.respond(request, submitting)
     except (RequestError, UnknownKeyError) as error:
-        raise builder.in_clients_words(error) from None
+        raise responder.in_clients_words(error) from None
 
 
-def _token_ids(body: ChatBody, model: ServedModel, asked: tuple[str, int | None]) -> list[int]:
+def _token_ids(body: ChatBody, model: ServedModel, must_fit: tuple[str, int | None]) -> list[int]:
     """The conversation's, with room for the answer; made ready is also what its log probabilities need."""
     if body.logprobs:
         model.read_spellings()
@@ -117,12 +142,13 @@ def _token_ids(body: ChatBody, model: ServedModel, asked: tuple[str, int | None]
     if body.prediction is not None:
         check_text_length(body.prediction.text, most, max_model_len, prompt="prediction")
     token_ids = tokenizer.encode_chat(text)
-    check_length(len(token_ids), max_model_len, prompt="messages", asked=asked)
+    check_length(len(token_ids), max_model_len, prompt="messages", asked=must_fit)
+    room = max_model_len - len(token_ids)
     check_logprobs(
         _num_top(body),
         field="logprobs" if body.top_logprobs is None else "top_logprobs",
         num_completions=body.num_completions,
-        most_tokens=asked[1] or max_model_len - len(token_ids),
+        most_tokens=must_fit[1] or min(model.sampling_defaults.get("max_tokens", room), room),
     )
     return token_ids
 
@@ -133,7 +159,7 @@ def _num_top(body: ChatBody) -> int | None:
 
 
 def _asked_length(body: ChatBody) -> tuple[str, int | None]:
-    """Name and value of the answer's most tokens: the newer of the two names counts; null is as many as fit."""
+    """Name and value of the answer's most tokens: the newer of the two names counts; null is the server's default, or as many as fit."""
     name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     most: int | None = getattr(body, name)
     if most == 0:

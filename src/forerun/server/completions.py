@@ -64,6 +64,7 @@ async def create_completion(
                 structure=wanted_structure(body),
                 speculates=model.speculates,
                 saves_hidden_states=model.saves_hidden_states,
+                defaults=model.sampling_defaults,
                 max_tokens=_most_tokens(body),
                 logprobs=body.logprobs,
                 prompt_logprobs=body.logprobs if body.echo else None,

@@ -1,4 +1,4 @@
-"""Errors in OpenAI's shape: {"error": {"message", "type", "param", "code"}}."""
+"""Errors in OpenAI's shape, {"error": {"message", "type", "param", "code"}}, and those of /v1/messages in Anthropic's."""
 
 from __future__ import annotations
 
@@ -14,12 +14,25 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.types import Scope
 
 from forerun.errors import ErrorKind, ForerunError, RequestError
 
 logger = logging.getLogger(__name__)
 
 TYPES = {401: "authentication_error", 429: "rate_limit_error", 503: "service_unavailable_error"}
+MESSAGES_PATH = "/v1/messages"
+MESSAGES_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+"""Anthropic's names of what statuses mean; of others 400's or 500's counts."""
+
 PARAM = re.compile(r"(?!sampling:)([a-z_]+)[.:\[]")
 """The name of the value, with which the message of a ForerunError begins; "sampling" is all that a token is chosen by."""
 RETRY_AFTER_S = 1  # for the Retry-After header of answers that ask the client to try again
@@ -70,9 +83,16 @@ class ApiError(HTTPException):
         kind = TYPES.get(self.status_code, "invalid_request_error" if self.status_code < 500 else "server_error")
         return {"error": {"message": self.detail, "type": kind, "param": self.param, "code": self.code}}
 
-    def response(self) -> JSONResponse:
-        """The answer."""
-        return JSONResponse(self.body, status_code=self.status_code, headers=dict(self.headers or {}))
+    def messages_body(self, request_id: str | None) -> dict[str, Any]:
+        """The answer's JSON in Anthropic's shape."""
+        kind = MESSAGES_TYPES.get(self.status_code, "invalid_request_error" if self.status_code < 500 else "api_error")
+        return {"type": "error", "error": {"type": kind, "message": self.detail}, "request_id": request_id}
+
+    def response(self, scope: Scope) -> JSONResponse:
+        """The answer to a request, in the shape of the interface that its path belongs to."""
+        is_messages = MESSAGES_PATH in scope["path"]
+        body = self.messages_body(scope.get("state", {}).get("request_id")) if is_messages else self.body
+        return JSONResponse(body, status_code=self.status_code, headers=dict(self.headers or {}))
 
 
 def refused(error: ForerunError) -> ApiError:
@@ -131,18 +151,18 @@ def install(app: FastAPI) -> None:
     """Give every error of the app this shape."""
 
     @app.exception_handler(ApiError)
-    async def on_api_error(_request: Request, error: ApiError) -> JSONResponse:
-        return error.response()
+    async def on_api_error(request: Request, error: ApiError) -> JSONResponse:
+        return error.response(request.scope)
 
     @app.exception_handler(ForerunError)
-    async def on_forerun_error(_request: Request, error: ForerunError) -> JSONResponse:
+    async def on_forerun_error(request: Request, error: ForerunError) -> JSONResponse:
         if error.kind is ErrorKind.SERVER:
             raise error  # for `on_bug`, and for the log
-        return refused(error).response()
+        return refused(error).response(request.scope)
 
     @app.exception_handler(RequestValidationError)
-    async def on_validation(_request: Request, error: RequestValidationError) -> JSONResponse:
-        return malformed(error.errors()).response()
+    async def on_validation(request: Request, error: RequestValidationError) -> JSONResponse:
+        return malformed(error.errors()).response(request.scope)
 
     @app.exception_handler(HTTPException)
     async def on_http_error(request: Request, error: HTTPException) -> JSONResponse:
@@ -151,9 +171,9 @@ def install(app: FastAPI) -> None:
             404: "there is no such endpoint; see /openapi.json",
             405: f"{request.method} is not what this endpoint takes; see /openapi.json",
         }.get(error.status_code, error.detail or HTTPStatus(error.status_code).phrase)
-        return ApiError(error.status_code, message, headers=error.headers).response()
+        return ApiError(error.status_code, message, headers=error.headers).response(request.scope)
 
     @app.exception_handler(Exception)
     async def on_bug(request: Request, _error: Exception) -> JSONResponse:
         logger.error("request %s failed; its traceback follows", getattr(request.state, "request_id", "without id"))
-        return ApiError(500, "the server failed on this request; its log has the reason").response()
+        return ApiError(500, "the server failed on this request; its log has the reason").response(request.scope)

@@ -40,7 +40,7 @@ Bias = Annotated[float, Field(ge=-LARGEST_BIAS, le=LARGEST_BIAS)]
 TopLogprobs = Annotated[int, Field(ge=0, le=MOST_LOGPROBS)]
 Stop = Annotated[str, Field(max_length=MOST_STOP_CHARACTERS)]
 BadWord = Annotated[str, Field(max_length=MOST_BAD_WORD_CHARACTERS)]
-FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]  # OpenAI takes 64 characters, Anthropic 128
 Salt = Annotated[str, Field(min_length=1, max_length=1024)]
 
 
@@ -213,6 +213,9 @@ def _parameters(schema: dict[str, Any]) -> dict[str, Any]:
     return not_too_deep(schema)
 
 
+Parameters = Annotated[dict[str, Any], AfterValidator(_parameters)]
+
+
 class FunctionBody(BaseModel):
     """A function that the model may call; fields that are not here go to the template as they are."""
 
@@ -220,7 +223,7 @@ class FunctionBody(BaseModel):
 
     name: FunctionName
     description: str | None = None
-    parameters: Annotated[dict[str, Any], AfterValidator(_parameters)] | None = None
+    parameters: Parameters | None = None
     strict: bool | None = None
 
 

@@ -37,6 +37,9 @@ STRUCTURING = ("response_format", "structured_outputs")
 FORMAT_FIELDS = {"json": "json_schema.schema", "regex": "regex", "choice": "choice"}
 """Kinds of structures -> where they stand in `response_format`; the others are all of it."""
 
+LENIENT = {"x-guidance": {"lenient": True}}
+"""What makes llguidance match as much of a schema as it can; where a schema has options of its own, these count."""
+
 TEXTS = ("prompt", "messages", "tools", "chat_template_kwargs", "reasoning_effort", "prediction")
 """Fields whose texts are made into tokens."""
 
@@ -48,8 +51,10 @@ UNSERVED = {
     "function_call": "use tool_choice",
     "functions": "use tools",
     "max_completion_tokens": "it is for /v1/chat/completions; use max_tokens",
+    "mcp_servers": "connect to them in the client, and give their tools",
     "modalities": "only text is served",
     "audio": "only text is served",
+    "output_format": "use output_config.format",
     "prompt_embeds": "send text or token ids",
     "prompt_logprobs": "use /v1/completions with echo and logprobs",
     "return_tokens_as_token_ids": "use return_token_ids",
@@ -185,7 +190,7 @@ def _of_format(wanted: Any) -> Mapping[str, Any] | None:
     if isinstance(wanted, Mapping) and kind == "json_schema":
         named = wanted.get("json_schema")
         if isinstance(named, Mapping) and isinstance(named.get("schema"), Mapping):
-            return {"json": named["schema"]}
+            return {"json": named["schema"] if _is_strict(named) else LENIENT | named["schema"]}
         raise ApiError(
             400,
             "response_format: type 'json_schema' needs json_schema.schema, an object; give the schema there",
@@ -203,6 +208,17 @@ def _of_format(wanted: Any) -> Mapping[str, Any] | None:
     )
 
 
+def _is_strict(named: Mapping[str, Any]) -> bool:
+    strict = named.get("strict")
+    if not isinstance(strict, bool | None):
+        raise ApiError(
+            400,
+            f"response_format: got json_schema.strict {strict!r:.80}; must be true or false",
+            param="response_format",
+        )
+    return bool(strict)
+
+
 def warn_once(name: str) -> None:
     """Log that a field is ignored, the first time that it is."""
     if name in _warned or len(_warned) >= MOST_WARNINGS:
@@ -217,11 +233,12 @@ def sampling_params(
     structure: Mapping[str, Any] | None,
     speculates: bool,
     saves_hidden_states: bool,
+    defaults: Mapping[str, Any],
     **more: Any,
 ) -> SamplingParams:
     """How a request is sampled; `more` are the fields that the two endpoints name differently.
 
-    `structure` is what its text must match.
+    `structure` is what its text must match; `defaults` are values of fields that the request leaves out.
 
     Raises:
         ApiError: 400, a value does not fit the others.
@@ -250,8 +267,7 @@ def sampling_params(
         speculation=_speculation(body.own, speculates=speculates),
         prediction=None if body.prediction is None else body.prediction.text,
         extra_args={"kv_transfer_params": body.kv_transfer_params} if body.kv_transfer_params else None,
-        **given,
-        **more,
+        **{**defaults, **given, **more},
     )
 
 
@@ -263,9 +279,10 @@ def check_text_length(text: str, most_characters_per_token: int | None, max_mode
     """
     if most_characters_per_token is not None and len(text) > max_model_len * most_characters_per_token:
         kind = "prediction" if prompt == "prediction" else "prompt"
+        least = -(-len(text) // most_characters_per_token)
         message = (
             f"{prompt}: got {len(text)} characters; this model's maximum context length is {max_model_len} tokens of at most "
-            f"{most_characters_per_token} characters; the {kind} is too long, shorten it"
+            f"{most_characters_per_token} characters; the {kind} is too long: at least {least} tokens > {max_model_len} maximum; shorten it"
         )
         raise ApiError(400, message, param=prompt, code=TOO_LONG)
 
@@ -285,7 +302,10 @@ def check_length(num_tokens: int, max_model_len: int, *, prompt: str, asked: tup
     context = f"this model's maximum context length is {max_model_len} tokens"
     name, most = asked
     if num_tokens >= max_model_len:
-        message = f"{prompt}: got {num_tokens} tokens; {context}, which hold the answer too; the prompt is too long, shorten it"
+        message = (
+            f"{prompt}: the prompt is too long: {num_tokens} tokens > {max_model_len - 1} maximum; {context}, which hold the answer "
+            "too; shorten it"
+        )
         raise ApiError(400, message, param=prompt, code=TOO_LONG)
     room = max_model_len - num_tokens
     if most is not None and most > room:

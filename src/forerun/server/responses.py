@@ -7,7 +7,7 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -69,8 +69,64 @@ class Choice(BaseModel):
     logprobs: dict[str, Any] | None
 
 
-class ResponseBuilder(ABC):
-    """Writes the answer of one endpoint from what the engine gives, whole or streamed; one object per HTTP request.
+class Responder(ABC):
+    """Answers one HTTP request with what the engine gives, whole or as a stream; the shape is that of the subclass."""
+
+    def __init__(self, *, streams: bool) -> None:
+        self._streams = streams
+
+    @abstractmethod
+    async def whole(self, submission: Submission) -> bytes:
+        """The JSON of the whole answer."""
+
+    @abstractmethod
+    def events(self, submission: Submission) -> AsyncIterator[bytes]:
+        """The events of a stream, as they come."""
+
+    @abstractmethod
+    def failure(self, error: ApiError) -> bytes:
+        """The events that end a stream which has begun and cannot go on."""
+
+    @abstractmethod
+    def in_clients_words(self, error: ForerunError) -> ForerunError:
+        """The error with the field's name as the client wrote it."""
+
+    @property
+    def wants_steps(self) -> bool:
+        """Whether the answer is made of single steps."""
+        return self._streams
+
+    async def respond(self, request: Request, submitting: Coroutine[Any, Any, Submission]) -> Response:
+        """The answer to prompts that are submitted now; the engine's part is released when it has been given, or the client goes.
+
+        Raises:
+            ApiError, RequestError: they are refused.
+        """
+        try:
+            submission = await unless_gone(request, submitting)
+        except DisconnectError:
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        if self._streams:
+            return EventStream(self._events_to_the_end(submission), fail=self.failure, end=submission.close)
+        try:
+            return Response(await unless_gone(request, self.whole(submission)), media_type="application/json")
+        except DisconnectError:
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        finally:
+            submission.close()
+
+    async def _events_to_the_end(self, submission: Submission) -> AsyncGenerator[bytes, None]:
+        try:
+            async for events in self.events(submission):
+                yield events
+        except ApiError as error:
+            yield self.failure(error)
+        except RequestError as error:
+            yield self.failure(refused(self.in_clients_words(error)))
+
+
+class ResponseBuilder(Responder):
+    """Writes OpenAI's answers, which consist of choices; one object per HTTP request.
 
     A choice's index is its prompt's place times n plus its own index.
     """
@@ -80,6 +136,7 @@ class ResponseBuilder(ABC):
     chunk_object: str
 
     def __init__(self, body: GenerationBody, model: ServedModel) -> None:
+        super().__init__(streams=bool(body.stream))
         self.model = model
         self._body = body
         self._num_completions, self._wants_origins = body.num_completions, bool(body.own.origins)
@@ -105,32 +162,13 @@ class ResponseBuilder(ABC):
     @property
     def wants_steps(self) -> bool:
         """Whether the answer is made of single steps."""
-        return bool(self._body.stream or self._wants_origins or self._reports_steps)
+        return bool(self._streams or self._wants_origins or self._reports_steps)
 
     @property
     def _reports_steps(self) -> bool:
         return self.model.options.per_request_spec_decode_metrics == "detailed"
 
-    async def respond(self, request: Request, submitting: Coroutine[Any, Any, Submission]) -> Response:
-        """The answer to prompts that are submitted now; the engine's part is released when it has been given, or the client goes.
-
-        Raises:
-            ApiError, RequestError: they are refused.
-        """
-        try:
-            submission = await unless_gone(request, submitting)
-        except DisconnectError:
-            return Response(status_code=CLIENT_CLOSED_REQUEST)
-        if self._body.stream:
-            return EventStream(self._events(submission), end=submission.close)
-        try:
-            return Response(await unless_gone(request, self._whole(submission)), media_type="application/json")
-        except DisconnectError:
-            return Response(status_code=CLIENT_CLOSED_REQUEST)
-        finally:
-            submission.close()
-
-    async def _whole(self, submission: Submission) -> bytes:
+    async def whole(self, submission: Submission) -> bytes:
         """The JSON of a whole answer, choice by choice: the event loop has others to serve, also while log probabilities are written."""
         steps = list[StreamDelta]()
         origins = defaultdict[int, list[dict[str, Any]]](list)  # by index
@@ -189,38 +227,38 @@ class ResponseBuilder(ABC):
             choice["forerun"] = joined(origins[choice["index"]] if completion.token_ids else ())
         return to_json_in_parts(choice)
 
-    async def _events(self, submission: Submission) -> AsyncGenerator[bytes, None]:
+    async def events(self, submission: Submission) -> AsyncIterator[bytes]:
+        """Chunks with a choice each, then the usage where it is asked for."""
         options = self._body.stream_options or StreamOptions()
         wants_usage, counts_on = options.include_usage, options.include_usage and options.continuous_usage_stats
         num_prompt_tokens = sum(map(len, submission.prompt_ids))
         num_tokens, started, steps = 0, set[int](), list[StreamDelta]()
-        try:
-            async for place, delta in submission.deltas():
-                index = self._index(place, delta.index)
-                num_tokens += len(delta.token_ids)
-                is_first = index not in started
-                make = partial(self._chunk_choice, place, delta, submission, is_first=is_first)
-                is_long = is_first and bool(submission.prompt_logprobs(place))  # all of them are echoed
-                choice = await asyncio.to_thread(make) if is_long else make()
-                chunk = {**self._head, "object": self.chunk_object, "choices": [choice]}
-                if not started:
-                    chunk |= self.prompt_ids_of(submission)
-                if counts_on:
-                    chunk["usage"] = _usage(num_prompt_tokens, num_tokens)
-                elif wants_usage:
-                    chunk["usage"] = None
-                started.add(index)
-                if self._reports_steps:
-                    steps.append(delta)
-                yield await asyncio.to_thread(event, chunk, write=to_json_in_parts) if is_long else event(chunk)
-            if wants_usage:
-                tail = {"object": self.chunk_object, "choices": [], "usage": usage_of(submission.outputs)}
-                yield event({**self._head, **tail, **self._metrics(submission.outputs, steps)})
-        except ApiError as error:
-            yield event(error.body)
-        except RequestError as error:
-            yield event(refused(self.in_clients_words(error)).body)
+        async for place, delta in submission.deltas():
+            index = self._index(place, delta.index)
+            num_tokens += len(delta.token_ids)
+            is_first = index not in started
+            make = partial(self._chunk_choice, place, delta, submission, is_first=is_first)
+            is_long = is_first and bool(submission.prompt_logprobs(place))  # all of them are echoed
+            choice = await asyncio.to_thread(make) if is_long else make()
+            chunk = {**self._head, "object": self.chunk_object, "choices": [choice]}
+            if not started:
+                chunk |= self.prompt_ids_of(submission)
+            if counts_on:
+                chunk["usage"] = _usage(num_prompt_tokens, num_tokens)
+            elif wants_usage:
+                chunk["usage"] = None
+            started.add(index)
+            if self._reports_steps:
+                steps.append(delta)
+            yield await asyncio.to_thread(event, chunk, write=to_json_in_parts) if is_long else event(chunk)
+        if wants_usage:
+            tail = {"object": self.chunk_object, "choices": [], "usage": usage_of(submission.outputs)}
+            yield event({**self._head, **tail, **self._metrics(submission.outputs, steps)})
         yield DONE
+
+    def failure(self, error: ApiError) -> bytes:
+        """An error in the place of a chunk."""
+        return event(error.body) + DONE
 
     def _chunk_choice(
         self, place: int, delta: StreamDelta, submission: Submission, *, is_first: bool
@@ -307,16 +345,19 @@ def event(data: dict[str, Any], *, write: Callable[[Any], str] = to_json) -> byt
 class EventStream(StreamingResponse):
     """Events as they come, until the client goes, whether there is something to send or not; then `end` is called.
 
-    A stream that the server's shutdown cuts off ends with an error event and [DONE].
+    A stream that the server's shutdown cuts off ends with the events that `fail` gives for that error.
     """
 
-    def __init__(self, events: AsyncGenerator[bytes, None], *, end: Callable[[], None]) -> None:
+    def __init__(
+        self, events: AsyncGenerator[bytes, None], *, fail: Callable[[ApiError], bytes], end: Callable[[], None]
+    ) -> None:
         super().__init__(
             events,
             media_type="text/event-stream",
             headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
         )
         self._events = events
+        self._fail = fail
         self._end = end  # not left to the generator: one that was never begun has nothing to clear away
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
@@ -335,7 +376,7 @@ class EventStream(StreamingResponse):
         except asyncio.CancelledError:
             if not is_open:
                 raise
-            await send({"type": "http.response.body", "body": event(cut_off().body) + DONE, "more_body": False})
+            await send({"type": "http.response.body", "body": self._fail(cut_off()), "more_body": False})
         finally:
             self._end()
             await self._events.aclose()

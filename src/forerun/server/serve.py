@@ -239,6 +239,7 @@ def banner(model: ServedModel) -> str:
         "KV memory": f"{kv_bytes / 2**20:.1f} MiB, {kv_tokens} tokens",
         "max_model_len": llm.max_model_len,
         "max_num_seqs": llm.settings.max_num_seqs,
+        "sampling defaults": llm.sampling_defaults.describe() or "temperature 1",
         "tool calls": _tool_calls(model),
         "API key": "needed" if options.api_key else "none needed",
     }

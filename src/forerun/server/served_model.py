@@ -58,6 +58,7 @@ class ServedModel:
         self.name = options.served_model_name or llm.settings.model
         self.root = str(llm.path or llm.settings.model)
         self.created = int(time.time())
+        self.sampling_defaults = llm.sampling_defaults.values
         self.metrics = ServerMetrics(self.name)
         self.request_log = None
         if options.request_log is not None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from forerun.models.tools.call_reader import Arguments, CallBegin, CallReader, Content
+from forerun.models.tools.call_reader import Arguments, CallBegin, CallEvent, CallReader, Content
 from forerun.models.tools.formats import Function, ToolFormat
 from forerun.server.errors import ApiError
 from forerun.server.protocol import AllowedChoice, NamedChoice, ToolBody, ToolChoice
@@ -103,7 +103,7 @@ class ToolUse:
 
 
 class CallWriter:
-    """Makes deltas of a completion's text as it grows, each call at most once in each.
+    """Takes a completion's text apart as it grows, and makes deltas of it, each call at most once in each.
 
     Args:
         reader: finds the calls.
@@ -119,19 +119,24 @@ class CallWriter:
         self._has_text = has_text
         self._num_calls = 0
 
+    def events(self, text: str, *, finished: bool) -> list[CallEvent]:
+        """Text and calls in the order in which they stand."""
+        events = self._reader.push(text, finished=finished)
+        self._num_calls += sum(isinstance(event, CallBegin) for event in events)
+        return [event for event in events if self._has_text or not isinstance(event, Content)]
+
     def delta(self, text: str, *, finished: bool) -> dict[str, Any]:
         """`content` and `tool_calls`, each if there is any."""
-        content, calls = "", dict[int, dict[str, Any]]()
-        for event in self._reader.push(text, finished=finished):
+        content, calls, last = "", dict[int, dict[str, Any]](), self._num_calls - 1
+        for event in self.events(text, finished=finished):
             match event:
-                case Content(more) if self._has_text:
+                case Content(more):
                     content += more
                 case CallBegin(name):
-                    head = {"index": self._num_calls, "id": self._form.new_id(), "type": "function"}
-                    calls[self._num_calls] = {**head, "function": {"name": name, "arguments": ""}}
-                    self._num_calls += 1
+                    last += 1
+                    head = {"index": last, "id": self._form.new_id(), "type": "function"}
+                    calls[last] = {**head, "function": {"name": name, "arguments": ""}}
                 case Arguments(more):
-                    last = self._num_calls - 1
                     call = calls.setdefault(last, {"index": last, "function": {"arguments": ""}})
                     call["function"]["arguments"] += more
         return ({"content": content} if content else {}) | ({"tool_calls": list(calls.values())} if calls else {})
@@ -146,10 +151,19 @@ class CallWriter:
         message = {"role": "assistant", "content": delta.get("content", nothing), "refusal": None}
         return message | ({"tool_calls": calls} if calls else {})
 
+    @property
+    def is_calling(self) -> bool:
+        """Whether a call has begun and is not whole; after the end, that it was cut."""
+        return self._reader.is_calling
+
+    @property
+    def has_called(self) -> bool:
+        """Whether there are calls, all of them whole."""
+        return self._num_calls > 0 and not self.is_calling
+
     def finish_reason(self, reason: str | None) -> str | None:
         """OpenAI's reason for the engine's."""
-        calls_end_it = self._num_calls > 0 and not self._is_named and not self._reader.is_calling
-        return "tool_calls" if reason == "stop" and calls_end_it else reason
+        return "tool_calls" if reason == "stop" and self.has_called and not self._is_named else reason
 
 
 def tool_use(body: ToolFields, form: ToolFormat | None, *, parallel: bool, has_format: bool) -> ToolUse | None:

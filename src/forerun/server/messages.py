@@ -1,0 +1,394 @@
+"""POST /v1/messages and /v1/messages/count_tokens, Anthropic's interface: chat in other words.
+
+A request is made into that of a chat completion (`chat_fields`), which `chat.answer` checks, lays out and generates;
+`MessageResponder` writes the answer.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from functools import partial
+from itertools import groupby
+from operator import itemgetter
+from typing import Annotated, Any, TypeVar
+
+from fastapi import APIRouter, Depends, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import ValidationError
+
+from forerun.core.outputs import CompletionOutput, RequestOutput
+from forerun.errors import ForerunError, RequestError
+from forerun.models.tools.call_reader import Arguments, CallBegin, CallEvent
+from forerun.models.tools.call_reader import Content as Text
+from forerun.server.chat import answer
+from forerun.server.errors import ApiError
+from forerun.server.json_parts import to_json
+from forerun.server.messages_protocol import (
+    Block,
+    MessagesBody,
+    MessagesErrorAnswer,
+    PromptBody,
+    ThinkingBlock,
+    TokenCount,
+    Tool,
+    ToolChoice,
+    ToolResultBlock,
+    ToolUseBlock,
+    WrittenMessage,
+)
+from forerun.server.protocol import ChatBody, ConversationBody, TextPart, reply
+from forerun.server.request_params import STRUCTURING, in_clients_words, refuse_unserved, warn_once
+from forerun.server.responses import Responder, event
+from forerun.server.served_model import ServedModel, Submission, served_model
+from forerun.server.tokenization import check_template_variables, conversation_text
+from forerun.server.tool_use import ToolUse
+
+router = APIRouter()
+
+ChatFields = TypeVar("ChatFields", bound=ConversationBody)
+
+ERRORS: dict[int | str, dict[str, Any]] = {
+    "4XX": {"model": MessagesErrorAnswer},
+    "5XX": {"model": MessagesErrorAnswer},
+}
+"""Answers of these endpoints, for /openapi.json."""
+
+BETWEEN_BLOCKS = "\n\n"
+ATTRIBUTION = re.compile(r"\Ax-anthropic-billing-header:.*\n?")
+"""With which Claude Code begins its system text: it changes with each request, and would keep all of it from the prefix cache."""
+
+THINKING_VARIABLES = ("enable_thinking", "thinking")
+"""What templates call the variable that says whether the model thinks first: Qwen3's and GLM's, DeepSeek's and Granite's."""
+
+OWN_NAMES = {r"\Astop:": "stop_sequences:", r"response_format(\.json_schema)?": "output_config.format"}
+"""Names of the chat's fields in errors -> those of the fields that they are made of."""
+
+
+@router.post("/v1/messages", responses=reply(WrittenMessage, may_stream=True) | ERRORS)
+async def create_message(
+    body: MessagesBody, request: Request, model: Annotated[ServedModel, Depends(served_model)]
+) -> Response:
+    """Answer a conversation by a message of the assistant."""
+    model.check_name(body.model)
+    refuse_unserved(body)
+    _refuse_fields_of_chat(body)
+    chat = _made(ChatBody, chat_fields(body, model))
+    request_id = getattr(request.state, "request_id", None)  # Ray's proxy gives none
+    responder_of = partial(MessageResponder, body, chat, model, request_id)
+    return await answer(chat, request, model, responder_of, must_fit=("max_tokens", None))
+
+
+@router.post("/v1/messages/count_tokens", responses=reply(TokenCount) | ERRORS)
+async def count_tokens(body: PromptBody, model: Annotated[ServedModel, Depends(served_model)]) -> JSONResponse:
+    """How many tokens the prompt of such a message has."""
+    model.check_name(body.model)
+    refuse_unserved(body)
+    conversation = _made(ConversationBody, conversation_fields(body, model))
+    check_template_variables(conversation, model)
+    tokenizer = model.llm.get_tokenizer()
+    try:
+        num_tokens = await model.in_thread(lambda: len(tokenizer.encode_chat(conversation_text(conversation, model))))
+    except RequestError as error:
+        raise in_clients_words(error, conversation) from None
+    return JSONResponse({"input_tokens": num_tokens})
+
+
+# --- requests --------------------------------------------------------------------------------------
+
+
+def chat_fields(body: MessagesBody, model: ServedModel) -> dict[str, Any]:
+    """The request as the fields of a chat completion's."""
+    given: dict[str, Any] = {
+        "max_tokens": body.max_tokens,
+        "stop": body.stop_sequences,
+        "stream": body.stream,
+        "temperature": body.temperature,
+        "top_p": body.top_p,
+        "top_k": body.top_k,
+        "seed": body.seed,
+        "cache_salt": body.cache_salt,
+        "prediction": body.prediction,
+        "forerun": body.forerun,
+        "parallel_tool_calls": not (body.tool_choice and body.tool_choice.disable_parallel_tool_use),
+    }
+    if body.output_config is not None and (wanted := body.output_config.format) is not None:
+        schema = {"name": "answer", "schema": wanted.json_schema, "strict": True}
+        given["response_format"] = {"type": "json_schema", "json_schema": schema}
+    return conversation_fields(body, model) | given
+
+
+def conversation_fields(body: PromptBody, model: ServedModel) -> dict[str, Any]:
+    """The prompt as the fields of a chat completion's request; a last message of the assistant is continued."""
+    messages = _messages(body)
+    is_begun = messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1]
+    return {
+        "model": body.model,
+        "messages": messages,
+        "add_generation_prompt": not is_begun,
+        "continue_final_message": is_begun,
+        "tools": None if body.tools is None else [_tool(tool) for tool in body.tools],
+        "tool_choice": None if body.tool_choice is None else _tool_choice(body.tool_choice),
+        "reasoning_effort": None if body.output_config is None else body.output_config.effort,
+        "chat_template_kwargs": _thinking(body, model) | (body.chat_template_kwargs or {}),
+    }
+
+
+def _refuse_fields_of_chat(body: MessagesBody) -> None:
+    """Refuse what is served for a chat completion and would be ignored here."""
+    further = {name for name, value in (body.model_extra or {}).items() if value is not None}
+    others = sorted(further & {*ChatBody.model_fields, *STRUCTURING})
+    if body.forerun is not None and body.forerun.origins:
+        others.append("forerun.origins")
+    if others:
+        raise ApiError(400, f"{others[0]}: is for /v1/chat/completions; leave it out")
+
+
+def _made(kind: type[ChatFields], fields: dict[str, Any]) -> ChatFields:
+    """The body of a chat completion's request, checked as if it had come as one."""
+    try:
+        return kind.model_validate(fields)
+    except ValidationError as error:
+        raise RequestValidationError([{**one, "loc": ("body", *one["loc"])} for one in error.errors()]) from None
+
+
+def _messages(body: PromptBody) -> list[dict[str, Any]]:
+    """The conversation's messages, those of one role in a row as one.
+
+    What the system says further on is the user's: many templates take the system's message in the first place only, and moved
+    there it would keep the conversation from the prefix cache.
+    """
+    texts = [body.system] if isinstance(body.system, str) else [part.text for part in body.system or ()]
+    system = _joined(ATTRIBUTION.sub("", text) for text in texts)
+    said: list[tuple[str, Block]] = [("system", TextPart(type="text", text=system))] if system else []
+    for turn in body.messages:
+        role = "user" if turn.role == "system" and said and said[-1][0] != "system" else turn.role
+        said += (("tool" if isinstance(block, ToolResultBlock) else role, block) for block in turn.blocks)
+    messages: list[dict[str, Any]] = []
+    for role, run in groupby(said, key=itemgetter(0)):
+        blocks = [block for _, block in run]
+        if role == "tool":
+            messages += (_result(block) for block in blocks if isinstance(block, ToolResultBlock))
+        else:
+            messages.append(_message(role, blocks))
+    return messages
+
+
+def _message(role: str, blocks: Sequence[Block]) -> dict[str, Any]:
+    calls = [
+        {"id": block.id, "function": {"name": block.name, "arguments": block.input}}
+        for block in blocks
+        if isinstance(block, ToolUseBlock)
+    ]
+    thoughts = _joined(block.thinking for block in blocks if isinstance(block, ThinkingBlock))
+    return {
+        "role": role,
+        "content": _joined(block.text for block in blocks if isinstance(block, TextPart)),
+        **({"tool_calls": calls} if calls else {}),
+        **({"reasoning_content": thoughts} if thoughts else {}),
+    }
+
+
+def _result(block: ToolResultBlock) -> dict[str, Any]:
+    text = block.content if isinstance(block.content, str) else _joined(part.text for part in block.content or ())
+    content = f"Error: {text}" if block.is_error else text
+    return {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
+
+
+def _joined(texts: Iterable[str]) -> str:
+    return BETWEEN_BLOCKS.join(filter(None, texts))
+
+
+def _tool(tool: Tool) -> dict[str, Any]:
+    function = {
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": tool.input_schema,
+        "strict": tool.strict,
+    }
+    return {"type": "function", "function": function}
+
+
+def _tool_choice(choice: ToolChoice) -> str | dict[str, Any]:
+    if choice.type == "tool":
+        return {"type": "function", "function": {"name": choice.name}}
+    return {"auto": "auto", "any": "required", "none": "none"}[choice.type]
+
+
+def _thinking(body: PromptBody, model: ServedModel) -> dict[str, bool]:
+    """Whether the model thinks first, in the variables that its template has for that."""
+    if body.thinking is None:
+        return {}
+    names = [name for name in THINKING_VARIABLES if name in model.template_variables]
+    if not names:
+        warn_once("thinking")
+    return dict.fromkeys(names, body.thinking.type != "disabled")
+
+
+# --- answers ---------------------------------------------------------------------------------------
+
+
+class MessageResponder(Responder):
+    """Writes a message of the assistant.
+
+    Args:
+        body: the request.
+        chat: what was made of it.
+        model: answers.
+        request_id: the id that errors name, if there is one.
+        tools: how the answer may use tools.
+    """
+
+    def __init__(
+        self, body: MessagesBody, chat: ChatBody, model: ServedModel, request_id: str | None, tools: ToolUse | None
+    ) -> None:
+        super().__init__(streams=bool(body.stream))
+        self._chat = chat
+        self._most_tokens = body.max_tokens
+        self._request_id = request_id
+        self._tools = tools
+        self._writer = None if tools is None else tools.writer()
+        self._head = {"id": f"msg_{uuid.uuid4().hex}", "type": "message", "role": "assistant", "model": model.name}
+
+    async def whole(self, submission: Submission) -> bytes:
+        """The message."""
+        async for _ in submission.deltas():
+            pass
+        (output,) = submission.outputs
+        (completion,) = output.outputs
+        blocks = self._blocks(self._read(completion.text, finished=True))
+        tail = {**self._ending(completion), "usage": _usage(output)}
+        return f'{to_json(self._head)[:-1]},"content":[{",".join(blocks)}],{to_json(tail)[1:]}'.encode()
+
+    async def events(self, submission: Submission) -> AsyncIterator[bytes]:
+        """The message's beginning, at once; its blocks; its end, which tells what of the prompt was in the prefix cache."""
+        (prompt_ids,) = submission.prompt_ids
+        ending = dict.fromkeys(("stop_reason", "stop_sequence"))
+        usage = _counts(len(prompt_ids), num_cached=0, num_written=0)
+        message: dict[str, Any] = {**self._head, "content": [], **ending, "usage": usage}
+        yield _events([{"type": "message_start", "message": message}])
+        blocks = BlockEvents(self._new_id)
+        async for _, delta in submission.deltas():
+            written = blocks.push(self._read(delta.text, finished=delta.finish_reason is not None))
+            if written:
+                yield _events(written)
+        (output,) = submission.outputs
+        end = {"type": "message_delta", "delta": self._ending(output.outputs[0]), "usage": _usage(output)}
+        yield _events([*blocks.close(), end, {"type": "message_stop"}])
+
+    def failure(self, error: ApiError) -> bytes:
+        """An event of its own; nothing follows it."""
+        return _events([error.messages_body(self._request_id)])
+
+    def in_clients_words(self, error: ForerunError) -> ForerunError:
+        """The error with Anthropic's names."""
+        message = str(in_clients_words(error, self._chat, has_tools=self._tools is not None))
+        for name, own in OWN_NAMES.items():
+            message = re.sub(name, own, message)
+        return RequestError(message)
+
+    def _read(self, text: str, *, finished: bool) -> Sequence[CallEvent]:
+        """More of the answer's text, taken apart."""
+        if self._writer is None:
+            return [Text(text)] if text else []
+        return self._writer.events(text, finished=finished)
+
+    def _new_id(self) -> str:
+        assert self._tools is not None
+        return self._tools.form.new_id()
+
+    def _blocks(self, parts: Iterable[CallEvent]) -> list[str]:
+        """The JSON of each block of a whole text; a call that was cut is left out, as its arguments are no JSON."""
+        blocks: list[tuple[dict[str, Any], str]] = []  # each with the JSON text of its arguments
+        for part in parts:
+            match part:
+                case Text(text) if blocks and blocks[-1][0]["type"] == "text":
+                    blocks[-1][0]["text"] += text
+                case Text(text):
+                    blocks.append(({"type": "text", "text": text}, ""))
+                case CallBegin(name):
+                    blocks.append(({"type": "tool_use", "id": self._new_id(), "name": name}, ""))
+                case Arguments(more):
+                    block, text = blocks[-1]
+                    blocks[-1] = (block, text + more)
+        if self._writer is not None and self._writer.is_calling:
+            blocks.pop()
+        return [f'{to_json(block)[:-1]},"input":{text}}}' if text else to_json(block) for block, text in blocks]
+
+    def _ending(self, completion: CompletionOutput) -> dict[str, str | None]:
+        """Why the answer ends, in Anthropic's words."""
+        stop = completion.stop_reason
+        if completion.finish_reason == "length":
+            is_full = len(completion.token_ids) < self._most_tokens
+            return {
+                "stop_reason": "model_context_window_exceeded" if is_full else "max_tokens",
+                "stop_sequence": None,
+            }
+        if isinstance(stop, str):
+            return {"stop_reason": "stop_sequence", "stop_sequence": stop}
+        has_called = self._writer is not None and self._writer.has_called
+        return {"stop_reason": "tool_use" if has_called else "end_turn", "stop_sequence": None}
+
+
+class BlockEvents:
+    """Makes a stream's events of an answer that is taken apart: each stretch of text is a block, and each call.
+
+    Args:
+        new_id: returns an id for a call.
+    """
+
+    def __init__(self, new_id: Callable[[], str]) -> None:
+        self._new_id = new_id
+        self._index = -1  # of the last block
+        self._open: str | None = None  # its type, while it is open
+
+    def push(self, parts: Iterable[CallEvent]) -> list[dict[str, Any]]:
+        """The events of what comes next."""
+        events: list[dict[str, Any]] = []
+        for part in parts:
+            match part:
+                case Text(text):
+                    if self._open != "text":
+                        events += self._begin({"type": "text", "text": ""})
+                    events.append(self._delta({"type": "text_delta", "text": text}))
+                case CallBegin(name):
+                    events += self._begin({"type": "tool_use", "id": self._new_id(), "name": name, "input": {}})
+                case Arguments(more):
+                    events.append(self._delta({"type": "input_json_delta", "partial_json": more}))
+        return events
+
+    def close(self) -> list[dict[str, Any]]:
+        """The end of the block that is open, if one is."""
+        if self._open is None:
+            return []
+        self._open = None
+        return [{"type": "content_block_stop", "index": self._index}]
+
+    def _begin(self, block: dict[str, Any]) -> list[dict[str, Any]]:
+        end = self.close()
+        self._index, self._open = self._index + 1, block["type"]
+        return [*end, {"type": "content_block_start", "index": self._index, "content_block": block}]
+
+    def _delta(self, delta: dict[str, Any]) -> dict[str, Any]:
+        return {"type": "content_block_delta", "index": self._index, "delta": delta}
+
+
+def _events(events: Iterable[dict[str, Any]]) -> bytes:
+    """Events as they stand on the wire, each named by its type."""
+    return b"".join(b"event: %b\n%b" % (one["type"].encode(), event(one)) for one in events)
+
+
+def _usage(output: RequestOutput) -> dict[str, int]:
+    num_cached, num_written = output.num_cached_tokens or 0, len(output.outputs[0].token_ids)
+    return _counts(len(output.prompt_token_ids), num_cached=num_cached, num_written=num_written)
+
+
+def _counts(num_read: int, *, num_cached: int, num_written: int) -> dict[str, int]:
+    return {
+        "input_tokens": num_read - num_cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": num_cached,
+        "output_tokens": num_written,
+    }
