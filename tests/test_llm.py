@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from tqdm.auto import tqdm
 from forerun import SamplingParams
 from forerun.engine import engine as engine_module
 from forerun.engine.generation import Generation
-from forerun.errors import RequestError, UnknownKeyError
+from forerun.errors import ConfigError, RequestError, UnknownKeyError
 from forerun.models.base import LoadedTarget
 from forerun.models.loader import load_model
 from forerun.models.tokenizer import load_tokenizer
@@ -201,6 +202,38 @@ def test_a_prefix_is_read_anew_after_the_cache_is_reset():
 def test_requests_without_sampling_params_have_the_default_ones():
     llm = tiny_llm()
     assert llm.get_default_sampling_params() == SamplingParams()
+
+
+def test_requests_without_sampling_params_have_those_of_the_models_generation_config(tmp_path):
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0, "max_new_tokens": 3}')
+    llm = tiny_llm(target=replace(tiny_target(), path=tmp_path))
+    assert llm.get_default_sampling_params() == SamplingParams(temperature=0, max_tokens=3)
+    expected = llm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=3), use_tqdm=False)[0].outputs[0]
+    assert llm.generate(PROMPT, use_tqdm=False)[0].outputs[0].token_ids == expected.token_ids
+    assert [token for delta in llm.stream(PROMPT) for token in delta.token_ids] == expected.token_ids
+    assert len(llm.generate(PROMPT, SamplingParams(max_tokens=5, ignore_eos=True))[0].outputs[0].token_ids) == 5
+
+
+def test_the_settings_say_what_of_the_generation_config_counts(tmp_path, caplog):
+    caplog.set_level("INFO")
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.5, "top_k": 9}')
+    target = replace(tiny_target(), path=tmp_path)
+    for source, overrides, expected in (
+        ("vllm", None, SamplingParams()),
+        ("auto", {"top_k": 2}, SamplingParams(temperature=0.5, top_k=2)),
+        (str(tmp_path), None, SamplingParams(temperature=0.5, top_k=9)),
+    ):
+        llm = tiny_llm(target=target, generation_config=source, override_generation_config=overrides)
+        assert llm.get_default_sampling_params() == expected
+    assert "temperature 0.5, top_k 9 (generation_config.json)" in caplog.text
+
+
+def test_who_gives_all_parameters_does_not_need_a_generation_config(tmp_path):
+    (tmp_path / "generation_config.json").write_text('{"temperature": "hot"}')
+    llm = tiny_llm(target=replace(tiny_target(), path=tmp_path))
+    assert llm.generate(PROMPT, GREEDY, use_tqdm=False)
+    with pytest.raises(ConfigError, match="temperature: got 'hot'"):
+        llm.generate(PROMPT, use_tqdm=False)
 
 
 def test_a_bad_word_of_nothing_but_space_is_refused(chat_target):

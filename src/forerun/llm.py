@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import numbers
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import fields, replace
+from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -27,9 +29,12 @@ from forerun.engine.stats import EngineStats, Metric
 from forerun.errors import ConfigError, ModelError, RequestError, UnknownKeyError, did_you_mean, refuse_unknown_keys
 from forerun.executor.local import LocalExecutor
 from forerun.models.base import LoadedTarget
+from forerun.models.generation_config import SamplingDefaults
 from forerun.models.store import resolve_model
 from forerun.models.tokenizer import Tokenizer
 from forerun.models.tools.conversation import lay_out
+
+logger = logging.getLogger(__name__)
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, or vLLM's {"prompt": text} / {"prompt_token_ids": ids}, with an optional "cache_salt"."""
@@ -66,7 +71,10 @@ class LLM:
                 f"model: got {model!r:.80}; must be a folder, a .gguf file, a known name or a hub id org/name"
             )
         self.settings = EngineSettings.from_keywords(str(model), settings)
-        self._adopt(build_engine(self.settings))
+        self._adopt(build_engine(self.settings, once_loaded=self._once_loaded))
+
+    def _once_loaded(self, target: LoadedTarget) -> None:
+        """Called before the engine is put around the target: nothing is to be done here."""
 
     def _adopt(self, built: BuiltEngine) -> None:
         self._engine = built.engine
@@ -201,9 +209,21 @@ class LLM:
         """Forget the KV that is kept here of earlier texts; False, and nothing done, while a request runs."""
         return self._engine.parts.pool.reset_prefix_cache()
 
+    @cached_property
+    def sampling_defaults(self) -> SamplingDefaults:
+        """What requests are sampled by where they say nothing, by the settings and the model's generation_config.json."""
+        defaults = self.settings.sampling_defaults(self.path)
+        if defaults.values:
+            logger.info("where requests leave it out: %s", defaults.describe())
+        return defaults
+
     def get_default_sampling_params(self) -> SamplingParams:
-        """What requests without sampling parameters are sampled by, with any model."""
-        return SamplingParams()
+        """What requests without sampling parameters are sampled by.
+
+        Raises:
+            ConfigError: the model's generation_config.json has an impossible value.
+        """
+        return SamplingParams(**self.sampling_defaults.values)
 
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
@@ -223,7 +243,7 @@ class LLM:
 
         Args:
             prompts: one prompt or a list of them.
-            sampling_params: for all prompts, or one per prompt; None for `SamplingParams()`.
+            sampling_params: for all prompts, or one per prompt; None for `get_default_sampling_params()`.
             use_tqdm: show a progress bar, or what makes one as tqdm does.
             vllms: further arguments of vLLM's (lora_request, priority, ...), which must be None.
 
@@ -310,7 +330,8 @@ class LLM:
         self, prompts: Sequence[Prompt], sampling_params: SamplingParams | Sequence[SamplingParams] | None
     ) -> list[str]:
         """Queue all prompts, or none if one of them does not fit."""
-        params = _one_per_prompt(sampling_params, len(prompts))
+        given = self.get_default_sampling_params() if sampling_params is None else sampling_params
+        params = _one_per_prompt(given, len(prompts))
         request_ids: list[str] = []
         try:
             for prompt, sampling in zip(prompts, params, strict=True):
@@ -416,14 +437,12 @@ def _as_prompts(given: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return [items] if isinstance(items[0], numbers.Integral) else items
 
 
-def _one_per_prompt(given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
-    """Sampling parameters for each of `count` prompts; one for all, or None for the defaults, is repeated.
+def _one_per_prompt(given: SamplingParams | Sequence[SamplingParams], count: int) -> list[SamplingParams]:
+    """Sampling parameters for each of `count` prompts; one for all is repeated.
 
     Raises:
         RequestError: it is something else, or a list of another length.
     """
-    if given is None:
-        return [SamplingParams()] * count
     if isinstance(given, SamplingParams):
         return [given] * count
     if not isinstance(given, Sequence) or not all(isinstance(params, SamplingParams) for params in given):

@@ -10,7 +10,7 @@ import pytest
 
 from forerun.cli import loading
 from forerun.cli.app import main
-from forerun.cli.options import EngineOptions
+from forerun.cli.options import ServingEngineOptions
 from forerun.deploy.dynamo import installation
 from forerun.deploy.dynamo.options import WorkerOptions
 
@@ -41,7 +41,7 @@ def started(monkeypatch, tmp_path):
 def test_defaults_need_no_service(started):
     assert main(["dynamo-worker", started.folder]) == 0
     assert (started.model, started.name, str(started.path)) == (started.folder,) * 3
-    assert started.engine == EngineOptions()
+    assert started.engine == ServingEngineOptions()
     assert started.options == WorkerOptions()
     planes = started.options.discovery_backend, started.options.request_plane, started.options.event_plane
     assert planes == ("file", "tcp", "zmq")
@@ -59,7 +59,7 @@ def test_engine_and_worker_options(started):
     ]
     assert main(["dynamo-worker", started.folder, *options]) == 0
     assert (started.name, started.options.kv_events) == ("m", False)
-    assert started.engine == EngineOptions(speculative_config={"method": "suffix"}, max_num_seqs=4)
+    assert started.engine == ServingEngineOptions(speculative_config={"method": "suffix"}, max_num_seqs=4)
 
 
 def test_dynamos_own_variables_count(started, monkeypatch):

@@ -11,7 +11,7 @@ import pytest
 from cyclopts import Token
 
 from forerun.cli.app import main
-from forerun.cli.options import EngineOptions, SamplingOptions, parse_duration
+from forerun.cli.options import EngineOptions, SamplingOptions, ServingEngineOptions, parse_duration
 from forerun.config.settings import EngineSettings
 from forerun.core.sampling_params import SamplingParams
 from tests.cli.fakes import FakeLoader
@@ -102,9 +102,10 @@ def test_engine_options_reach_the_engine(loader: FakeLoader) -> None:
     assert loader.options == [expected]
 
 
-def test_engine_options_have_the_engine_defaults() -> None:
+@pytest.mark.parametrize("options", [EngineOptions(), ServingEngineOptions()])
+def test_engine_options_have_the_engine_defaults(options: EngineOptions) -> None:
     engine = {field.name: field.default for field in dataclasses.fields(EngineSettings)}
-    ours = EngineOptions().settings()
+    ours = options.settings()
     assert ours == {name: engine[name] for name in ours}
 
 

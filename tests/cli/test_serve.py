@@ -19,7 +19,7 @@ import pytest
 from benchmarks.serving import FORERUN
 from forerun.cli import loading
 from forerun.cli.app import main
-from forerun.cli.options import EngineOptions
+from forerun.cli.options import EngineOptions, ServingEngineOptions
 from forerun.cli.serve import replica_spec
 from forerun.deploy.disaggregated.options import PrefillOptions
 from forerun.errors import ConfigError, ModelError
@@ -57,7 +57,7 @@ def test_defaults(started: SimpleNamespace) -> None:
     assert main(["serve", "some-model"]) == 0
     assert started.model == "some-model"
     assert started.server == ServerOptions()
-    assert started.engine == EngineOptions()
+    assert started.engine == ServingEngineOptions()
     assert (started.server.host, started.server.port) == ("127.0.0.1", 8000)
 
 
@@ -68,7 +68,7 @@ def test_a_process_that_reads_prompts_is_started_where_it_is_asked_for(
     monkeypatch.setattr(loading, "load_disaggregated", lambda *given: loaded.append(given))
     assert main(["serve", "some-model", "--prefill-threads", "3", "--max-local-prefill-length", "0"]) == 0
     prefill = PrefillOptions(prefill_threads=3, max_local_prefill_length=0)
-    assert loaded == [("some-model", EngineOptions(), prefill)]
+    assert loaded == [("some-model", ServingEngineOptions(), prefill)]
     assert started.model is None
 
 
@@ -115,6 +115,18 @@ def test_a_file_may_hold_everything(started: SimpleNamespace, tmp_path: Path) ->
     assert started.server.enable_tokenizer_info_endpoint is True
     assert started.server.per_request_spec_decode_metrics == "detailed"
     assert started.server.shutdown_timeout == 2
+
+
+def test_sampling_defaults_reach_the_engine(started: SimpleNamespace, tmp_path: Path) -> None:
+    main(["serve", "m", "--generation-config", "vllm", "--override-generation-config.max-new-tokens", "9"])
+    settings = started.engine.settings()
+    assert settings["generation_config"] == "vllm"
+    assert settings["override_generation_config"] == {"max_new_tokens": 9}
+    file = tmp_path / "server.yaml"
+    file.write_text("generation_config: some/folder\noverride_generation_config: {top_p: 0.9, top_k: null}\n")
+    main(["serve", "m", "--config", str(file)])
+    assert started.engine.generation_config == "some/folder"
+    assert started.engine.override_generation_config == {"top_p": 0.9, "top_k": None}
 
 
 def test_keys_may_be_given_in_the_environment_and_several_times(

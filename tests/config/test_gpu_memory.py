@@ -19,7 +19,7 @@ from forerun.config.gpu_memory import (
 )
 from forerun.config.settings import EngineSettings
 from forerun.errors import MemoryBudgetError, StepError
-from forerun.executor.device_part import DevicePart
+from forerun.executor.device_computation import DeviceComputation
 from forerun.executor.largest_step import MeasuredDrafter
 from forerun.models.loader import expected_bytes
 from tests.contract.drafters import CASES, NGRAM
@@ -223,14 +223,14 @@ def test_what_the_device_drafts_is_part_of_what_is_measured(memory, case, monkey
     """For all sequences, with as many tokens as a draft may have."""
     memory.total = 4 << 20
     drafted = []
-    draft = DevicePart._draft
+    draft = DeviceComputation._draft
 
-    def noted(part, step, most_asked):
-        found = draft(part, step, most_asked)
+    def noted(computation, step, most_asked):
+        found = draft(computation, step, most_asked)
         drafted.append((int((step.asked.slots >= 0).sum()), most_asked, found is not None))
         return found
 
-    monkeypatch.setattr(DevicePart, "_draft", noted)
+    monkeypatch.setattr(DeviceComputation, "_draft", noted)
     llm = tiny_llm(
         CASES[case],
         num_gpu_blocks_override=None,

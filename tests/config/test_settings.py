@@ -35,6 +35,13 @@ from tests.engines import tiny_llm
         ({"seed": True}, "must be an integer"),
         ({"tensor_parallel_size": 0}, "integer of 1 or more"),
         ({"trust_remote_code": True}, "no code from checkpoints"),
+        ({"generation_config": None}, "generation_config: got None; may be 'auto', 'vllm' or a folder"),
+        (
+            {"override_generation_config": [("top_k", 3)]},
+            "override_generation_config: got [('top_k', 3)]; must be a dict",
+        ),
+        ({"override_generation_config": {"top_p": 2}}, "override_generation_config: top_p: got 2; must be above 0"),
+        ({"override_generation_config": {"max_tokens": 2}}, "unknown key 'max_tokens'; did you mean 'max_new_tokens'?"),
         ({"gpu_memory_utilization": 1.5}, "above 0 and at most 1"),
         ({"gpu_memory_utilization": "0.9"}, "gpu_memory_utilization: got '0.9'; must be above 0 and at most 1"),
         ({"enable_prefix_caching": "no"}, "enable_prefix_caching: got 'no'; may be True or False"),

@@ -47,6 +47,16 @@ def test_what_cannot_be_compiled_is_refused_in_one_line(wanted, complaint):
     assert str(caught.value).startswith(f"{next(iter(wanted))}: cannot be compiled (")
 
 
+def test_what_of_a_lenient_schema_is_left_out_is_logged_once(caplog):
+    caplog.set_level("WARNING")
+    for limits in ({"maxItems": 3}, {"maxItems": 4}):
+        schema = {"type": "array", "minContains": 3, "contains": {}, **limits, "x-guidance": {"lenient": True}}
+        assert begin(json=schema).num_possible([], [*encode("[1]"), EOS]) == 4
+    (told,) = caplog.messages
+    assert "followed only in part" in told
+    assert "minContains" in told
+
+
 def test_what_is_wrong_is_said_whatever_the_systems_encoding(monkeypatch):
     monkeypatch.setenv("PYTHONIOENCODING", "ascii")
     with pytest.raises(RequestError, match="unclosed group"):

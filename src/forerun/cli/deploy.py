@@ -8,9 +8,10 @@ from typing import Annotated, Literal
 from cyclopts import App, Group, Parameter
 from cyclopts.config import Env
 
-from forerun.cli.command import examples, refuse_fractions
-from forerun.cli.options import EngineOptions
+from forerun.cli.command import examples
+from forerun.cli.options import ServingEngineOptions
 from forerun.cli.serve import ENGINE, SERVER, replica_spec
+from forerun.cli.whole_numbers import refuse_fractions
 from forerun.deploy.ray.options import ServiceOptions
 from forerun.errors import ConfigError
 from forerun.server.options import ServerOptions
@@ -72,7 +73,7 @@ def ray(
         ServiceOptions, Parameter(name="*", negative=(), group=Group("Replicas", sort_key=2))
     ] = REPLICAS,
     server: Annotated[ServerOptions, Parameter(name="*", negative=(), group=Group("Server", sort_key=3))] = SERVER,
-    engine: EngineOptions = ENGINE,
+    engine: ServingEngineOptions = ENGINE,
 ) -> None:
     """Deploy replicas of a model on a Ray cluster, wait until they are healthy, and leave them running.
 

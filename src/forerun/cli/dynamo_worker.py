@@ -8,13 +8,14 @@ from cyclopts import App, Group, Parameter
 from cyclopts.config import Env
 
 from forerun.cli import loading
-from forerun.cli.command import examples, refuse_fractions
-from forerun.cli.options import EngineOptions
+from forerun.cli.command import examples
+from forerun.cli.options import ServingEngineOptions
+from forerun.cli.whole_numbers import refuse_fractions
 from forerun.deploy.dynamo.installation import check_installed
 from forerun.deploy.dynamo.options import WorkerOptions
 from forerun.models import store
 
-ENGINE, WORKER = EngineOptions(), WorkerOptions()
+ENGINE, WORKER = ServingEngineOptions(), WorkerOptions()
 
 dynamo_worker = App(
     name="dynamo-worker",
@@ -34,7 +35,7 @@ def run(
     /,
     *,
     worker: Annotated[WorkerOptions, Parameter(name="*", group=Group("Worker", sort_key=2))] = WORKER,
-    engine: EngineOptions = ENGINE,
+    engine: ServingEngineOptions = ENGINE,
 ) -> None:
     """Serve a model behind NVIDIA Dynamo's frontend.
 

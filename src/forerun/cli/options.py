@@ -230,6 +230,21 @@ class EngineOptions:
         return merge_deprecated(given.pop("speculative_config"), **given)
 
 
+@Parameter(name="*", group=Group("Engine", sort_key=3))
+@dataclass(frozen=True, kw_only=True)
+class ServingEngineOptions(EngineOptions):
+    """The same for a server, with how requests are sampled that do not say."""
+
+    generation_config: str = "auto"
+    """Where requests get the sampling parameters that they leave out: auto (the model's generation_config.json), vllm (none
+    of it), or a folder with such a file."""
+    override_generation_config: Annotated[
+        dict[str, Any] | None,
+        Parameter(converter=parse_object, accepts_keys=True, json_dict=False, n_tokens=1),
+    ] = None
+    """Values in place of that file's: a JSON object, or one option per key such as --override-generation-config.top-p 0.9."""
+
+
 @Parameter(name="*", group=Group("Sampling", sort_key=2))
 @dataclass(frozen=True, kw_only=True)
 class SamplingOptions:

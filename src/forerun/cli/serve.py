@@ -15,9 +15,9 @@ from cyclopts.config import Dict, Env
 
 import forerun
 from forerun.cli import loading
-from forerun.cli.command import refuse_fractions
 from forerun.cli.input_files import read_yaml
-from forerun.cli.options import EngineOptions
+from forerun.cli.options import EngineOptions, ServingEngineOptions
+from forerun.cli.whole_numbers import refuse_fractions
 from forerun.deploy.disaggregated.options import PrefillOptions
 from forerun.deploy.ray.options import ReplicaOptions
 from forerun.errors import ConfigError, refuse_unknown_keys
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from forerun.deploy.ray.replica import ReplicaSpec
 
 EXTRA = ("fastapi", "uvicorn", "h11", "pydantic", "prometheus_client", "starlette")
-ENGINE, SERVER, REPLICAS, PREFILL = EngineOptions(), ServerOptions(), ReplicaOptions(), PrefillOptions()
+ENGINE, SERVER, REPLICAS, PREFILL = ServingEngineOptions(), ServerOptions(), ReplicaOptions(), PrefillOptions()
 
 
 def _from_file(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
@@ -88,7 +88,7 @@ def run(
     prefill: Annotated[
         PrefillOptions, Parameter(name="*", negative=(), group=Group("Prefill process", sort_key=5))
     ] = PREFILL,
-    engine: EngineOptions = ENGINE,
+    engine: ServingEngineOptions = ENGINE,
 ) -> None:
     """Serve a model over OpenAI's HTTP interface.
 

@@ -18,6 +18,9 @@ LEAST_CAPABILITY = (8, 0)
 
 TESTED_TRITON = ("3.6", "3.7")
 
+OR_CPU = ", or set device='cpu'"
+"""How the error ends that refuses a GPU; no remedy where a GPU is what it is about."""
+
 
 def choose_device(name: str, system: CudaSystem) -> torch.device:
     """The device that the setting `device` names; "auto" takes a GPU where there is one that can be used.
@@ -36,7 +39,7 @@ def choose_device(name: str, system: CudaSystem) -> torch.device:
     if device.type == "cuda":
         problem = _problem(system, device.index or 0)
         if problem is not None:
-            raise ConfigError(f"device: got {name!r}, but {problem}, or set device='cpu'")
+            raise ConfigError(f"device: got {name!r}, but {problem}{OR_CPU}")
     return device
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from forerun.config.vllm_arguments import without_vllms_own
 from forerun.core.finite_numbers import is_number
 from forerun.core.integers import check_integer, is_integer
 from forerun.errors import ConfigError, refuse_unknown_keys
+from forerun.models.generation_config import SamplingDefaults
 from forerun.ops.cuda.system import InstalledCuda
 
 DTYPES = {
@@ -69,8 +71,12 @@ class EngineSettings:
         cudagraph_capture_sizes: numbers of rows for which such a step is recorded as a CUDA graph. Rows are padded up to the
             next number; a step with more than the last one is launched kernel by kernel. None: 1 to 256, or to four rows for
             each of max_num_seqs, at most 1024, as far as max_num_batched_tokens goes.
+        generation_config: where sampling parameters come from that a request leaves out: "auto" is the model's
+            generation_config.json, "vllm" none, else the folder of such a file.
+        override_generation_config: keys of that file with values that take the place of its own; None takes one away.
 
     Raises:
+        ModelError: the folder of `generation_config` has no such file that could be read.
         ConfigError: a value is out of range or the settings do not fit each other.
     """
 
@@ -102,6 +108,8 @@ class EngineSettings:
     kernel_table: str | PathLike[str] | None = None
     enforce_eager: bool = False
     cudagraph_capture_sizes: Sequence[int] | None = None
+    generation_config: str | PathLike[str] = "auto"
+    override_generation_config: Mapping[str, Any] | None = None
     trust_remote_code: bool = False
 
     @classmethod
@@ -138,6 +146,7 @@ class EngineSettings:
             raise ConfigError("trust_remote_code: got True; forerun runs no code from checkpoints; leave it out")
         self._need_path("pools_folder", "a folder; leave it out to keep none")
         self._need_path("kernel_table", "a file; leave it out to take the cached one")
+        self._check_generation()
         self._check_graphs()
         self._check_weights()
 
@@ -155,6 +164,14 @@ class EngineSettings:
             most = min(self.max_num_batched_tokens, max(256, GRAPH_ROWS_PER_SEQUENCE * self.max_num_seqs))
             return tuple(size for size in GRAPH_SIZES if size <= most)
         return tuple(sorted(set(self.cudagraph_capture_sizes)))
+
+    def sampling_defaults(self, model: Path | None) -> SamplingDefaults:
+        """What requests to a model, a folder or a file, are sampled by where they say nothing.
+
+        Raises:
+            ModelError, ConfigError: see `SamplingDefaults.read`.
+        """
+        return SamplingDefaults.read(self.generation_config, self.override_generation_config, model=model)
 
     def _check_types(self) -> None:
         if not is_integer(self.seed):
@@ -178,6 +195,17 @@ class EngineSettings:
                 f"cudagraph_capture_sizes: got {sizes!r:.80}; must be numbers of rows from 1 to max_num_batched_tokens "
                 f"({self.max_num_batched_tokens}); leave it out, or set enforce_eager=True for no graphs"
             )
+
+    def _check_generation(self) -> None:
+        """Refuse what gives no sampling parameters, as far as it shows without the model."""
+        source, overrides = self.generation_config, self.override_generation_config
+        if not isinstance(source, str | PathLike):
+            raise ConfigError(f"generation_config: got {source!r:.80}; may be 'auto', 'vllm' or a folder")
+        if not isinstance(overrides, Mapping | None):
+            raise ConfigError(
+                f"override_generation_config: got {overrides!r:.80}; must be a dict such as {{'temperature': 0.5}}, or None"
+            )
+        self.sampling_defaults(None)
 
     def _check_weights(self) -> None:
         """How weights are read and stored."""

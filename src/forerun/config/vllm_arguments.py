@@ -33,8 +33,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "tokenizer_mode": ("auto", "hf"),
     "skip_tokenizer_init": (False,),
     "chat_template": (None,),
-    "generation_config": ("vllm",),
-    "override_generation_config": (None, {}),
     "max_logprobs": (int,),  # the most that may be asked for; here all may
     "logprobs_mode": ("raw_logprobs",),
     "logits_processors": (None, []),
@@ -94,8 +92,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 
 INSTEAD: Mapping[str, str] = {
     "chat_template": "give it to chat",
-    "generation_config": "give SamplingParams what the model's file holds, or set 'vllm'",
-    "override_generation_config": "put it into SamplingParams",
     "logits_processors": "put functions into SamplingParams",
     "revision": "download it and give its folder as model",
     "spec_method": "put it into speculative_config",

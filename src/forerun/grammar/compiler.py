@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import subprocess
 import sys
@@ -22,6 +23,8 @@ from forerun.grammar import sandbox, structural_tags
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
+logger = logging.getLogger(__name__)
+
 MATCHER_LIMITS = {
     "initial_lexer_fuel": 500_000,  # work on regexes while compiling
     "max_grammar_size": 100_000,  # symbols
@@ -38,6 +41,9 @@ SPECIAL_MARKER = b"\xff"
 
 SANDBOX_TIMEOUT_S = 30.0  # the sandbox limits its own CPU time; this is for a machine that gives it none
 MAX_COMPLAINT = 300  # characters of llguidance's message that are repeated
+MAX_WARNINGS = 100  # different ones in the log
+
+_warned: set[str] = set()
 
 _private_compiler = ThreadPoolExecutor(max_workers=1, thread_name_prefix="forerun-grammar")
 """Compiles the private matchers of running sequences; llguidance lets go of Python's lock meanwhile."""
@@ -83,6 +89,8 @@ class Compiler:
         first.compute_bitmask()
         if first.is_error():
             raise _refusal(wanted.kind, first.get_error())
+        for left_out in first.get_grammar_warnings():
+            _warn_once(summary(left_out))
         return compiled
 
     def _source(self, wanted: StructuredOutputs) -> str:
@@ -195,6 +203,13 @@ def _check_in_sandbox(source: str, kind: str) -> None:
 
 def _refusal(kind: str, complaint: str) -> RequestError:
     return RequestError(f"{kind}: cannot be compiled ({summary(complaint)}); mend or simplify it")
+
+
+def _warn_once(left_out: str) -> None:
+    """Log what of a schema texts need not match, as it asks for no strictness, the first time that it is left out."""
+    if left_out not in _warned and len(_warned) < MAX_WARNINGS:
+        _warned.add(left_out)
+        logger.warning("a request's schema is followed only in part, as it is not strict: %r", left_out)
 
 
 def summary(complaint: str) -> str:

@@ -16,7 +16,7 @@ from tests.deploy.dynamo.sent import PROMPT, sent
 
 
 def translated(*args, **kwargs):
-    return translate(sent(*args, **kwargs), request_id="some-id", seed=0)
+    return translate(sent(*args, **kwargs), request_id="some-id", seed=0, defaults={})
 
 
 def test_a_request_that_asks_for_nothing_has_the_defaults():
@@ -24,6 +24,14 @@ def test_a_request_that_asks_for_nothing_has_the_defaults():
     assert request.prompt_ids == PROMPT
     assert request.cache_salt is None
     assert request.sampling == SamplingParams(max_tokens=None, detokenize=False, seed=seed_of("some-id", 0))
+
+
+def test_defaults_fill_in_what_a_request_leaves_out_and_nothing_else():
+    defaults = {"temperature": 0.5, "top_p": 0.75, "max_tokens": 7}
+    found = translate(sent(sampling={"top_p": 0.25}), request_id="some-id", seed=0, defaults=defaults).sampling
+    assert (found.temperature, found.top_p, found.max_tokens) == (0.5, 0.25, 7)
+    asked = sent(sampling={"seed": 3}, stop={"max_tokens": 9})
+    assert translate(asked, request_id="some-id", seed=0, defaults=defaults).sampling.max_tokens == 9
 
 
 def test_each_setting_comes_through():
@@ -106,7 +114,7 @@ def test_dynamos_health_probe_is_a_request():
         "sampling_options": {"temperature": 0.0},
         "_HEALTH_CHECK": True,
     }
-    assert translate(probe, request_id="probe", seed=0).sampling.max_tokens == 1
+    assert translate(probe, request_id="probe", seed=0, defaults={}).sampling.max_tokens == 1
 
 
 @given(st.floats(0, 2, width=32))

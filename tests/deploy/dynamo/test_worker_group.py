@@ -26,6 +26,11 @@ def test_each_way_to_compute_the_layers_is_a_group_of_its_own():
     assert all(found.count(one) == 1 for one in found)
 
 
+def test_other_defaults_of_sampling_make_another_group():
+    usual, other = tiny_llm(), tiny_llm(override_generation_config={"temperature": 0.5})
+    assert text_configuration(usual) != text_configuration(other)
+
+
 def test_threads_and_limits_of_a_step_make_no_group(monkeypatch):
     usual = text_configuration(tiny_llm())
     monkeypatch.setattr(torch, "get_num_threads", lambda: 77)

@@ -94,7 +94,7 @@ def wants_nothing(request: Mapping[str, Any]) -> bool:
     return _section(request, "stop_conditions").get("max_tokens") == 0
 
 
-def translate(request: Mapping[str, Any], *, request_id: str, seed: int) -> WorkerRequest:
+def translate(request: Mapping[str, Any], *, request_id: str, seed: int, defaults: Mapping[str, Any]) -> WorkerRequest:
     """A request of Dynamo's frontend as the engine takes it.
 
     Args:
@@ -102,6 +102,7 @@ def translate(request: Mapping[str, Any], *, request_id: str, seed: int) -> Work
         request_id: the frontend's, which stays when a stream moves to another worker; it seeds a request without
             a seed, so that such a text goes on there too.
         seed: of the engine.
+        defaults: values of fields of `SamplingParams` that the request leaves out.
 
     Raises:
         RequestError: a field is unknown, is not served here, or has an impossible value.
@@ -116,9 +117,10 @@ def translate(request: Mapping[str, Any], *, request_id: str, seed: int) -> Work
     _refuse_others("extra_args", parts["extra_args"], ())
     given = {name: as_written(asked[name]) for name in SAMPLING if asked.get(name) is not None}
     stop_token_ids = sorted({token_id for name in STOP_TOKENS for token_id in stops.get(name) or ()})
+    if stops.get("max_tokens") is not None:
+        given["max_tokens"] = stops["max_tokens"]
     sampling = SamplingParams(
-        **({"seed": seed_of(request_id, seed)} | given),
-        max_tokens=stops.get("max_tokens"),
+        **{"seed": seed_of(request_id, seed), "max_tokens": None, **defaults, **given},
         min_tokens=stops.get("min_tokens") or 0,
         ignore_eos=bool(stops.get("ignore_eos")),
         stop_token_ids=stop_token_ids or None,

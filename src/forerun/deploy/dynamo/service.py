@@ -80,7 +80,8 @@ class TokenService:
         if wants_nothing(request):
             yield nothing_left(len(request["token_ids"]))
             return
-        asked = translate(request, request_id=request_id, seed=self._llm.settings.seed)
+        defaults = self._llm.sampling_defaults.values
+        asked = translate(request, request_id=request_id, seed=self._llm.settings.seed, defaults=defaults)
         stream = TokenStream(num_prompt_tokens=len(asked.prompt_ids), num_top_logprobs=asked.sampling.logprobs)
         engine_id = f"{request_id}/{next(self._ids)}"
         self._streams.setdefault(request_id, {})[engine_id] = asked, stream

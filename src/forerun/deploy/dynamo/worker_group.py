@@ -89,6 +89,7 @@ def text_configuration(llm: LLM) -> dict[str, str]:
         "tensor_parallel_size": "any" if is_native else str(llm.settings.tensor_parallel_size),
         "max_model_len": str(llm.max_model_len),
         "seed": str(llm.settings.seed),
+        "sampling_defaults": llm.sampling_defaults.describe() or "none",
         # the matching verifier's texts do not depend on drafts
         "verifier": "matching" if isinstance(speculative.verifier, MatchingConfig) else speculative.describe(),
     }
