@@ -73,6 +73,7 @@ def test_an_architecture_without_kernels_is_refused(tmp_path):
     ("words", "reason"),
     [
         (["--device", "cpu"], "--device: got 'cpu'; kernels are tuned on a GPU: cuda or cuda:N"),
+        (["--device", "cuda-1"], "--device: got 'cuda-1'; kernels are tuned on a GPU: cuda or cuda:N"),
         (["--rounds", "0"], "--rounds: got 0; must be 1 or more"),
     ],
 )
@@ -84,4 +85,7 @@ def test_mistakes_are_said_in_one_line(folder, words, reason, capsys):
 def test_without_a_gpu_it_says_what_is_missing(folder, monkeypatch, capsys):
     monkeypatch.setattr("forerun.ops.cuda.system.InstalledCuda", lambda: FakeCuda(torch_cuda=None, gpus=[]))
     assert main(["tune-kernels", str(folder)]) == 2
-    assert "is built without CUDA; install its CUDA build" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "is built without CUDA; install its CUDA build" in said
+    assert "device='cpu'" not in said
+    assert said.endswith("; the CPU's kernels need no tuning\n")

@@ -6,6 +6,7 @@ from transformers import (
     AutoModelForCausalLM,
     BertConfig,
     BertForMaskedLM,
+    InternLM3Config,
     LlamaConfig,
     LlamaForSequenceClassification,
     MixtralConfig,
@@ -146,6 +147,13 @@ def test_a_model_without_a_causal_head_is_refused(tmp_path, architecture):
     config = LLAMA if architecture is LlamaForSequenceClassification else BertConfig(hidden_size=32)
     content = config.to_dict() | {"architectures": [architecture.__name__]}
     assert f"{architecture.__name__} is not a causal language model" in refused(save_config(tmp_path, **content))
+
+
+def test_a_model_that_transformers_computes_as_another_loads_under_its_own_name(tmp_path):
+    config = InternLM3Config(**SIZES, head_dim=8)
+    expected = load(save(config, tmp_path)).config
+    save_config(tmp_path, **config.to_dict() | {"architectures": ["InternLM3ForCausalLM"]})
+    assert load(tmp_path).config == expected
 
 
 @pytest.mark.parametrize("config", [LLAMA, MIXTRAL], ids=["decoder", "transformers"])

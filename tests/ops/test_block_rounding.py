@@ -1,5 +1,7 @@
 """Rounding to blocks: never worse than the plain way, and better where the inputs count unequally."""
 
+import weakref
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -74,6 +76,22 @@ def test_weights_are_rounded_alike_whatever_lies_beside_them(rounded):
     weight = random_weight(5, outputs=3000)
     whole = rounded(weight)
     assert torch.equal(whole[2900:2910].data, rounded(weight[2900:2910]).data)
+
+
+@pytest.mark.parametrize("rounded", [round_to_q4_0, round_to_q4_1, round_to_q8_0])
+def test_what_is_rounded_of_a_part_is_not_kept_beside_the_whole(rounded, monkeypatch):
+    parts = []
+
+    def watched(*args):
+        assert not any(part() is not None for part in parts)
+        found = pack_blocks(*args)
+        parts.append(weakref.ref(found.data))
+        return found
+
+    monkeypatch.setattr(block_rounding, "pack_blocks", watched)
+    monkeypatch.setattr(block_rounding, "ROUNDED_AT_ONCE", 128)
+    rounded(random_weight(7, outputs=3))
+    assert len(parts) == 3
 
 
 def symmetrically_rounded(weight):

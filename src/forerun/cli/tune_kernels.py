@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -49,15 +50,18 @@ def tune_kernels(
         forerun tune-kernels smollm2-135m
         forerun tune-kernels smollm2-135m --output h200.json
     """
-    from forerun.config.device import check_triton, choose_device
+    from forerun.config.device import OR_CPU, check_triton, choose_device
     from forerun.ops.cuda.system import InstalledCuda
 
     if rounds < 1:
         raise ConfigError(f"--rounds: got {rounds}; must be 1 or more")
-    if not device.startswith("cuda"):
+    if not re.fullmatch(r"cuda(:\d+)?", device):
         raise ConfigError(f"--device: got {device!r}; kernels are tuned on a GPU: cuda or cuda:N")
     system = InstalledCuda()
-    chosen = choose_device(device, system)
+    try:
+        chosen = choose_device(device, system)
+    except ConfigError as error:
+        raise ConfigError(f"{str(error).removesuffix(OR_CPU)}; the CPU's kernels need no tuning") from error
     check_triton(system, needed_by="tune-kernels")
     loading.pull_if_needed(model)
     from forerun.ops.cuda.kernels.meter import CudaMeter

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,14 +18,14 @@ from torch import Tensor
 
 from forerun.errors import ModelError, one_line
 from forerun.models.checkpoint_facts import CheckpointFacts
-from forerun.models.model_folder import CONFIG_FILE, QUANTIZATION_KEY, find_gguf, read_json
+from forerun.models.model_folder import CONFIG_FILE, INDEX_FILE, QUANTIZATION_KEY, SINGLE_FILE, find_gguf, read_json
 from forerun.models.quantized import quantized_layout
 from forerun.models.quantized.checkpoint import QuantizedCheckpoint
 from forerun.ops.block_weight import BlockLinear, BlockWeight, join_weights
 from forerun.ops.layers import Linear
 
-SINGLE_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
+logger = logging.getLogger(__name__)
+
 PICKLE_PATTERNS = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
 GIT_LFS_POINTER = b"version https://git-lfs"
 REOPENED_AFTER = 64 << 20  # bytes read
@@ -338,7 +340,11 @@ class WeightReader:
         dtype = self._kept_dtype(found)
         if isinstance(found, Tensor):
             return found.to(self.device, dtype, copy=True)
-        return found if dtype is None else _written(found, torch.empty(found.shape, dtype=dtype, device=self.device))
+        if dtype is not None:
+            return _written(found, torch.empty(found.shape, dtype=dtype, device=self.device))
+        if found.format == "GROUPS16":
+            _say_larger(self._facts.name)
+        return found
 
     def _kept_dtype(self, found: Tensor | BlockWeight) -> torch.dtype | None:
         """The dtype in which the model keeps a matrix; None: in blocks."""
@@ -378,6 +384,15 @@ def _are_equal(first: Tensor, second: Tensor) -> bool:
 def _written(weight: Tensor | BlockWeight, values: Tensor) -> Tensor:
     """Write a weight's values into `values`, without a second copy in memory."""
     return values.copy_(weight) if isinstance(weight, Tensor) else weight.dequantize_into(values)
+
+
+@cache
+def _say_larger(checkpoint: str) -> None:
+    """Say once of a checkpoint that some of its blocks take more memory than in their file."""
+    logger.warning(
+        "%s: weights with blocks or scales that no kernel computes take 1.5 bytes each, exactly as they are: in groups of 16 codes of 8 bits",
+        checkpoint,
+    )
 
 
 def _open_shards(index: Path) -> SafetensorsCheckpoint:

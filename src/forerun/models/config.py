@@ -109,15 +109,9 @@ class DecoderConfig:
         they were turned, so all texts take the factors of the longest, as in vLLM and llama.cpp. With None `max_model_len` becomes
         the trained length, since the factors for longer texts compute shorter ones worse.
         """
-        trained = min((rope.trained_len for rope in self.ropes if rope and rope.trained_len), default=None)
-        if trained is None:
-            return self
-        is_long = max_model_len is not None and max_model_len > trained
-        return replace(
-            self,
-            ropes=tuple(rope and rope.for_texts_of(max_model_len) for rope in self.ropes),
-            max_model_len=self.max_model_len if is_long else min(self.max_model_len, trained),
-        )
+        ropes = tuple(rope and rope.for_texts_of(max_model_len) for rope in self.ropes)
+        limits = [rope.longest_text for rope in ropes if rope and rope.longest_text]
+        return replace(self, ropes=ropes, max_model_len=min([self.max_model_len, *limits]))
 
 
 def check_num_layers(content: Mapping[str, Any]) -> None:

@@ -85,7 +85,8 @@ def read_transformers_config(path: Path) -> PretrainedConfig:
         except Exception as error:
             raise ModelError(f"{path / CONFIG_FILE}: cannot be used ({one_line(error)}); mend it") from error
     _check_causal(path, config)
-    config.architectures = config.architectures or [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]]
+    if not set(config.architectures or ()).intersection(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()):
+        config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]]
     return config
 
 
@@ -209,6 +210,9 @@ def _check_causal(path: Path, config: PretrainedConfig) -> None:
     causal = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type)
     named = config.architectures or []
     known = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
-    if causal is None or (named and not known.intersection(named)):
+    own = f"{config.model_type}forcausallm"  # where transformers computes it as another, as InternLM3 as Llama
+    if causal is None or (named and not known.intersection(named) and own not in map(str.lower, named)):
         what = named[0] if named else config.model_type
-        raise ModelError(f"{path}: {what} is not a causal language model (...ForCausalLM), so it cannot generate text")
+        raise ModelError(
+            f"{path}: {what} is not a causal language model that transformers knows (...ForCausalLM), so it cannot generate text"
+        )

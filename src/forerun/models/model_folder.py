@@ -12,9 +12,12 @@ from forerun.errors import ModelError, one_line
 
 CONFIG_FILE = "config.json"
 GENERATION_FILE = "generation_config.json"
+SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 QUANTIZATION_KEY = "quantization_config"  # of config.json: how the weights are quantized, where they are
 GGUF_PART = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 MOST_PARTS = 1000
+HEADER_LENGTH = 8  # bytes of a safetensors file before its header
+MOST_HEADER_BYTES = 100_000_000  # as safetensors has it
 
 
 def find_gguf(path: Path) -> Path | None:
@@ -71,3 +74,14 @@ def read_json(file: Path) -> Mapping[str, Any]:
     if not isinstance(content, dict):
         raise ModelError(f"{file}: got a {type(content).__name__}; must be a JSON object; download it again")
     return content
+
+
+def read_safetensors_header(file: Path) -> dict[str, Any]:
+    """Read what a safetensors file says of its tensors, by name, without torch: "dtype", "shape" and "data_offsets" of each.
+
+    Nothing is checked: a damaged file gives other JSON, or any error of reading it.
+    """
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(HEADER_LENGTH), "little")
+        header = json.loads(stream.read(min(length, MOST_HEADER_BYTES)))
+    return {name: tensor for name, tensor in header.items() if name != "__metadata__"}

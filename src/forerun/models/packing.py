@@ -233,9 +233,9 @@ class Packing:
             return whole
         return part_of_layer(self.kernels, whole, Shard(config, self.rank, self.num_ranks), self._arena)
 
-    def part_of_head(self, head: PackedLinear, shard: Shard) -> PackedLinear:
+    def part_of_head(self, head: PackedLinear, shard: Shard) -> PackedWeight:
         """This rank's outputs of a head."""
-        return part_of_head(self.kernels, head, shard, self._arena)
+        return part_of_head(head, shard, self._arena)
 
     def _kept_or_packed(
         self, name: str, read: Callable[[], Linear | BlockLinear], importance: Tensor | None = None

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from forerun.errors import ConfigError
 from forerun.models.config import DecoderConfig, QKNorm
+from forerun.ops.native.formats.base import PackedWeight
 from forerun.ops.native.layers import NativeLayer, PackedLinear
 from forerun.ops.native.library import Kernels
 from forerun.ops.native.memory import Arena
@@ -136,9 +137,9 @@ def part_of_layer(kernels: Kernels, layer: NativeLayer, shard: Shard, arena: Are
     return NativeLayer(struct=struct, weights=weights, norms=norms)
 
 
-def part_of_head(kernels: Kernels, head: PackedLinear, shard: Shard, arena: Arena) -> PackedLinear:
+def part_of_head(head: PackedLinear, shard: Shard, arena: Arena) -> PackedWeight:
     """A copy of a rank's outputs of a head, in memory of the arena."""
-    return PackedLinear(kernels, take_tiles(head.weight, [shard.head_tiles], arena))
+    return take_tiles(head.weight, [shard.head_tiles], arena)
 
 
 def tiles_of(num_outputs: int, rank: int, num_ranks: int) -> range:

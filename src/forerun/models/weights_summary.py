@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 from forerun.errors import ModelError
 from forerun.models.gguf.file import open_gguf
 from forerun.models.gguf.types import count_types
-from forerun.models.model_folder import find_gguf
-
-HEADER_LENGTH = 8  # bytes of a safetensors file before its header
-MOST_HEADER_BYTES = 100_000_000  # as safetensors has it
+from forerun.models.model_folder import find_gguf, read_safetensors_header
 
 
 def describe_weights(folder: Path) -> str:
@@ -28,7 +24,4 @@ def describe_weights(folder: Path) -> str:
 
 def _safetensors_types(folder: Path) -> Iterator[str]:
     for file in sorted(folder.glob("*.safetensors")):
-        with file.open("rb") as stream:
-            length = int.from_bytes(stream.read(HEADER_LENGTH), "little")
-            header = json.loads(stream.read(min(length, MOST_HEADER_BYTES)))
-        yield from (tensor["dtype"] for name, tensor in header.items() if name != "__metadata__")
+        yield from (tensor["dtype"] for tensor in read_safetensors_header(file).values())

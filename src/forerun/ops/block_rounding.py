@@ -6,13 +6,14 @@ same bits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from forerun.errors import ModelError
+from forerun.ops.block_formats import BLOCK_FORMATS
 from forerun.ops.block_weight import BlockWeight
 from forerun.ops.block_writing import BLOCK, CODE_LIMITS, pack_blocks
 
@@ -43,12 +44,12 @@ def round_to_q4_1(weight: Tensor, importance: Tensor | None = None) -> BlockWeig
         ModelError: a weight is no number, or too large for fp16.
     """
     shares = shares_of(importance, weight.shape[1]).view(1, -1, BLOCK)
-    parts = []
-    for rows in parts_to_round(weight):
-        blocks = rows.view(len(rows), -1, BLOCK)
+
+    def rounded(blocks: Tensor) -> BlockWeight:
         line = _best_line(blocks, shares)
-        parts.append(pack_blocks("Q4_1", line.codes(blocks), line.scale[..., 0], line.offset[..., 0]).data)
-    return BlockWeight(format="Q4_1", shape=_shape(weight), data=torch.cat(parts))
+        return pack_blocks("Q4_1", line.codes(blocks), line.scale[..., 0], line.offset[..., 0])
+
+    return _round_parts("Q4_1", weight, rounded)
 
 
 def round_to_q4_0(weight: Tensor, importance: Tensor | None = None) -> BlockWeight:
@@ -60,12 +61,12 @@ def round_to_q4_0(weight: Tensor, importance: Tensor | None = None) -> BlockWeig
         ModelError: a weight is no number, or too large for fp16.
     """
     shares = shares_of(importance, weight.shape[1]).view(1, -1, BLOCK)
-    parts = []
-    for rows in parts_to_round(weight):
-        blocks = rows.view(len(rows), -1, BLOCK)
+
+    def rounded(blocks: Tensor) -> BlockWeight:
         scale = _best_scale(blocks, shares)
-        parts.append(pack_blocks("Q4_0", _signed_codes(blocks, scale), scale[..., 0]).data)
-    return BlockWeight(format="Q4_0", shape=_shape(weight), data=torch.cat(parts))
+        return pack_blocks("Q4_0", _signed_codes(blocks, scale), scale[..., 0])
+
+    return _round_parts("Q4_0", weight, rounded)
 
 
 def round_to_q8_0(weight: Tensor) -> BlockWeight:
@@ -74,13 +75,13 @@ def round_to_q8_0(weight: Tensor) -> BlockWeight:
     Raises:
         ModelError: a weight is no number, or too large for fp16.
     """
-    parts = []
-    for rows in parts_to_round(weight):
-        blocks = rows.view(len(rows), -1, BLOCK)
+
+    def rounded(blocks: Tensor) -> BlockWeight:
         scale = (blocks.abs().amax(dim=-1, keepdim=True) / 127).half()
         codes = (blocks * _inverse(scale.float())).round_().clamp_(-127, 127)
-        parts.append(pack_blocks("Q8_0", codes, scale[..., 0]).data)
-    return BlockWeight(format="Q8_0", shape=_shape(weight), data=torch.cat(parts))
+        return pack_blocks("Q8_0", codes, scale[..., 0])
+
+    return _round_parts("Q8_0", weight, rounded)
 
 
 def round_rows(rows: Tensor) -> Tensor:
@@ -100,6 +101,21 @@ def round_rows(rows: Tensor) -> Tensor:
     steps = torch.where(largest > 0, steps.clamp(max=torch.finfo(torch.float32).max), 0.0)
     rounded = torch.where(largest.isfinite(), (blocks * steps).round() * (largest / 127), torch.nan)
     return rounded.view(rows.shape)
+
+
+def _round_parts(block_format: str, weight: Tensor, rounded: Callable[[Tensor], BlockWeight]) -> BlockWeight:
+    """Round some outputs at a time: `rounded` takes them as blocks [n, blocks, 32] fp32.
+
+    Each part's bytes go to their place at once. Kept until the last is there, parts would lie scattered in memory, which then
+    takes three times their size.
+    """
+    outputs, inputs = weight.shape
+    data = torch.empty(outputs, inputs // BLOCK * BLOCK_FORMATS[block_format].bytes, dtype=torch.uint8)
+    first = 0
+    for rows in parts_to_round(weight):
+        data[first : first + len(rows)] = rounded(rows.view(len(rows), -1, BLOCK)).data
+        first += len(rows)
+    return BlockWeight(format=block_format, shape=(outputs, inputs), data=data)
 
 
 def parts_to_round(weight: Tensor) -> Iterator[Tensor]:
@@ -234,8 +250,3 @@ def _as_half(numbers: Tensor) -> Tensor:
 def _inverse(numbers: Tensor) -> Tensor:
     """1 / number, and 0 for 0."""
     return torch.where(numbers == 0, 0.0, 1 / numbers)
-
-
-def _shape(weight: Tensor) -> tuple[int, int]:
-    outputs, inputs = weight.shape
-    return outputs, inputs

@@ -80,15 +80,18 @@ class BlockWeight:
 
     def as_groups16(self) -> BlockWeight:
         """The same values in the format that holds all others, at up to three times the size."""
-        groups = self.groups()
-        scale = groups.scale.repeat_interleave(self.layout.group // 16, dim=1)
-        offset = groups.offset
-        offset = (
-            torch.full_like(scale, -0.0) if offset is None else offset.repeat_interleave(self.layout.group // 16, dim=1)
-        )
-        numbers = torch.stack([scale, offset], dim=2).view(torch.uint8)  # [outputs, groups, 8]
-        codes = torch.unflatten(groups.codes.view(torch.uint8), 1, (-1, 16))
-        return BlockWeight(format="GROUPS16", shape=self.shape, data=torch.cat([numbers, codes], dim=2).flatten(1))
+        return in_groups16(self.groups())
+
+
+def in_groups16(groups: BlockGroups) -> BlockWeight:
+    """Whole outputs, whose groups are a multiple of 16 weights, in the format whose scales and offsets are fp32."""
+    outputs, inputs = groups.codes.shape
+    repeats = inputs // groups.scale.shape[1] // 16
+    scale = groups.scale.repeat_interleave(repeats, dim=1)
+    offset = torch.full_like(scale, -0.0) if groups.offset is None else groups.offset.repeat_interleave(repeats, dim=1)
+    numbers = torch.stack([scale, offset], dim=2).view(torch.uint8)  # [outputs, groups, 8]
+    codes = torch.unflatten(groups.codes.view(torch.uint8), 1, (-1, 16))
+    return BlockWeight(format="GROUPS16", shape=(outputs, inputs), data=torch.cat([numbers, codes], dim=2).flatten(1))
 
 
 @dataclass(frozen=True, slots=True)

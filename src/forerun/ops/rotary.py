@@ -134,12 +134,13 @@ class RopeConfig:
     scaling: RopeScaling | None = None
 
     @property
-    def trained_len(self) -> int | None:
-        """Tokens of a text beyond which LongRoPE has other factors; None for all other ropes."""
-        return int(self.scaling.original_max_len) if isinstance(self.scaling, LongRopeScaling) else None
+    def longest_text(self) -> int | None:
+        """Tokens of the longest text that LongRoPE's factors for short texts are for; None: any, as with all other ropes."""
+        scaling = self.scaling
+        return int(scaling.original_max_len) if isinstance(scaling, LongRopeScaling) and not scaling.is_long else None
 
     def for_texts_of(self, max_len: int | None) -> RopeConfig:
-        """Return the rope for texts of up to `max_len` tokens (None: `trained_len`): LongRoPE's with the factors for those."""
+        """Return the rope for texts of up to `max_len` tokens (None: short ones): LongRoPE's with the factors for those."""
         if not isinstance(self.scaling, LongRopeScaling):
             return self
         is_long = max_len is not None and max_len > self.scaling.original_max_len

@@ -148,8 +148,7 @@ UP = "model.layers.0.mlp.up_proj.weight"
 
 
 @pytest.mark.parametrize("kind", SCALES)
-def test_types_without_kernels_stay_in_blocks_of_just_their_values(tmp_path, kind, caplog, monkeypatch):
-    grouped._say_larger.cache_clear()
+def test_types_without_kernels_stay_in_blocks_of_just_their_values(tmp_path, kind, monkeypatch):
     monkeypatch.setattr(grouped, "READ_AT_ONCE", 1000)  # several steps
     values = save_types(tmp_path / "x.gguf", kind, rows=400)
     checkpoint = open_checkpoint(tmp_path / "x.gguf")
@@ -158,7 +157,19 @@ def test_types_without_kernels_stay_in_blocks_of_just_their_values(tmp_path, kin
     assert torch.equal(found.dequantize(), values)
     assert found.nbytes == 1.5 * values.numel() == checkpoint.facts.num_bytes
     assert checkpoint.facts.is_mixed
-    assert caplog.text.count(f"weights of type {kind} take 1.5 bytes each") == 1
+
+
+@pytest.mark.parametrize(("keeps_blocks", "times"), [(True, 1), (False, 0)])
+def test_that_such_types_take_more_than_their_file_is_told_once_where_they_stay_in_blocks(
+    tmp_path, keeps_blocks, times, caplog
+):
+    values = save_types(tmp_path / "x.gguf", "IQ2_XXS", rows=4)
+    reader = WeightReader(
+        open_checkpoint(tmp_path / "x.gguf"), dtype=torch.bfloat16, device=CPU, keeps_blocks=keeps_blocks
+    )
+    for _ in range(2):
+        reader.matrix(UP, tuple(values.shape))
+    assert caplog.text.count("take 1.5 bytes each") == times
 
 
 @pytest.mark.parametrize("kind", ["IQ2_XXS", "IQ1_M", "TQ2_0"])

@@ -1,5 +1,6 @@
 """Checkpoints of other quantizers: the values are just those that each format defines."""
 
+import math
 from contextlib import suppress
 
 import numpy as np
@@ -9,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forerun.errors import ModelError
+from forerun.models.checkpoint import dense
 from forerun.models.quantized import quantized_layout
 from forerun.models.quantized.checkpoint import QuantizedCheckpoint
-from forerun.models.quantized.packed_codes import _say_larger, block_weight, unpack_words
+from forerun.models.quantized.packed_codes import _say_larger, unpack_words, weight_of_groups
 from tests.models.quantized.checkpoints import (
     awq_parts,
     compressed_parts,
@@ -101,12 +103,29 @@ def test_symmetric_weights_take_four_bits_and_others_a_fifth():
     assert values_of(awq_parts(*others), {"quant_method": "awq", "bits": 4})[0] == "Q5_0"
 
 
-def test_scales_in_bf16_are_taken_where_fp16_has_them_and_refused_where_not():
-    codes = torch.zeros(2, 32)
-    scales = torch.tensor([[0.0123], [0.5]], dtype=torch.bfloat16)
-    assert block_weight("w", codes, codes[:, :1] + 1, scales).dequantize()[0, 0] == -scales[0, 0].float()
-    with pytest.raises(ModelError, match=r"w: scale 131072\.0 is no fp16 number"):
-        block_weight("w", codes, None, scales.fill_(2.0**17))
+@pytest.mark.parametrize(
+    ("scales", "stored"),
+    [
+        (torch.tensor([[0.0123], [0.5]], dtype=torch.bfloat16), "Q4_0"),
+        (torch.tensor([[1e-9], [0.5]], dtype=torch.bfloat16), "GROUPS16"),
+        (torch.tensor([[0.0123], [2.0**17]]), "GROUPS16"),
+    ],
+)
+@pytest.mark.parametrize("order", [torch.arange(64) // 32, torch.arange(64) % 2])
+def test_scales_that_fp16_does_not_hold_stay_in_fp32(scales, stored, order):
+    codes = torch.arange(128).view(2, 64) % 16
+    scales = torch.cat([scales, scales.flip(0)], dim=1)
+    found = weight_of_groups("w", codes, torch.full((2, 2), 8), scales, order)
+    assert isinstance(found, torch.Tensor) or found.format == stored
+    assert torch.equal(dense(found), (codes - 8) * scales.float()[:, order])
+
+
+@pytest.mark.parametrize("scale", [math.inf, math.nan])
+@pytest.mark.parametrize("order", [torch.arange(64) // 32, torch.arange(64) % 2])
+def test_scales_that_are_no_numbers_are_refused(scale, order):
+    codes = torch.zeros(2, 64)
+    with pytest.raises(ModelError, match=f"w: scale {scale} is no number; download"):
+        weight_of_groups("w", codes, codes[:, :2], torch.full((2, 2), scale), order)
 
 
 def test_tensors_that_are_not_quantized_stay_as_they_are():

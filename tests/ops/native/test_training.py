@@ -11,6 +11,7 @@ import torch
 
 from forerun.ops.native.training import attention_gradients, draft_loss_in_place, drafted_probs
 from forerun.train import draft_loss
+from tests import conftest as conftest  # which kernels are tested: a process that a test starts asks nobody else
 from tests.native import (
     EMULATED,
     KERNELS,

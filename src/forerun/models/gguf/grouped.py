@@ -7,9 +7,7 @@ which they are multiples: a weight divided by its scale is a small whole number.
 from __future__ import annotations
 
 import importlib
-import logging
 from collections.abc import Callable, Iterator
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -20,8 +18,6 @@ from forerun.errors import ModelError, one_line
 from forerun.models.gguf.header import TensorPlace
 from forerun.ops.block_formats import BLOCK_FORMATS
 from forerun.ops.block_weight import BlockWeight
-
-logger = logging.getLogger(__name__)
 
 READ_AT_ONCE = 1 << 22  # weights
 GROUPS = BLOCK_FORMATS["GROUPS16"]
@@ -93,7 +89,6 @@ def load_grouped(place: TensorPlace, content: Tensor) -> BlockWeight | Tensor:
         ModelError: see `read_values`.
     """
     kind, (outputs, inputs) = place.type, place.shape
-    _say_larger(kind.name)
     data = torch.empty(outputs * inputs // GROUPS.weights, GROUPS.bytes, dtype=torch.uint8)
     first = 0
     for blocks, values in read_values(place, content):
@@ -177,13 +172,3 @@ def _gguf_package(place: TensorPlace) -> Any:
             f"{place.file}: tensor {place.name!r} is of type {place.type.name}, which is read with the package gguf; "
             "run 'pip install gguf', or use another quantization of the model"
         ) from error
-
-
-@lru_cache
-def _say_larger(kind: str) -> None:
-    """Say once that weights of a type take more memory than their file."""
-    logger.warning(
-        "weights of type %s take 1.5 bytes each, exactly as they are: in groups of 16 codes of 8 bits, since no kernel "
-        "computes such blocks",
-        kind,
-    )

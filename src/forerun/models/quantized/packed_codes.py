@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from forerun.errors import ModelError
-from forerun.ops.block_weight import BlockWeight
+from forerun.ops.block_formats import BlockGroups
+from forerun.ops.block_weight import BlockWeight, in_groups16
 from forerun.ops.block_writing import BLOCK, CODE_LIMITS, pack_blocks
 
 logger = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ def weight_of_groups(name: str, codes: Tensor, zeros: Tensor, scales: Tensor, gr
             return block_weight(name, codes, zeros[:, by_block[:, 0]], scales[:, by_block[:, 0]])
     _say_larger()
     signed = codes.to(torch.int16) - zeros.to(torch.int16)[:, groups]
-    return signed.float() * _as_fp16(name, scales).float()[:, groups]
+    return signed.float() * _as_fp32(name, scales)[:, groups]
 
 
 @lru_cache
@@ -64,7 +65,8 @@ def _say_larger() -> None:
 def block_weight(name: str, codes: Tensor, zeros: Tensor | None, scales: Tensor) -> BlockWeight:
     """The weight whose values are scale * (code - zero), in the smallest block format that has all of them.
 
-    Such a format needs no offset: code - zero is a whole number. The values are exact, or there is an error.
+    Such a format needs no offset: code - zero is a whole number. Where a scale is no fp16 number, all are kept in fp32, in
+    groups of 16. The values are exact, or there is an error.
 
     Args:
         name: of the weight, for errors.
@@ -73,7 +75,7 @@ def block_weight(name: str, codes: Tensor, zeros: Tensor | None, scales: Tensor)
         scales: [outputs, groups] of any float dtype; a group is inputs / groups inputs that follow each other.
 
     Raises:
-        ModelError: a group is no multiple of a block, a scale is no fp16 number, or a code needs more than 8 bits.
+        ModelError: a group is no multiple of a block, a scale is no number, or a code needs more than 8 bits.
     """
     outputs, inputs = codes.shape
     groups = scales.shape[1]
@@ -86,26 +88,30 @@ def block_weight(name: str, codes: Tensor, zeros: Tensor | None, scales: Tensor)
     signed = codes.to(torch.int16).view(outputs, groups, size)
     if zeros is not None:
         signed = signed - zeros.to(torch.int16)[..., None]
-    blocks = signed.reshape(outputs, inputs // BLOCK, BLOCK)
-    halves = _as_fp16(name, scales).repeat_interleave(size // BLOCK, dim=1)
     low, high = (int(extreme) for extreme in signed.aminmax())
-    for block_format in WITHOUT_OFFSET:
-        least, most = CODE_LIMITS[block_format]
-        if least <= low and high <= most:
-            return pack_blocks(block_format, blocks, halves)
-    raise ModelError(
-        f"{name}: its codes less their zero points go from {low} to {high}; must fit in 8 bits with a sign; "
-        "use a checkpoint with symmetric 8 bits, or with 4"
-    )
-
-
-def _as_fp16(name: str, scales: Tensor) -> Tensor:
-    """The same scales in fp16."""
-    halves = scales.to(torch.float16)
-    changed = halves.float() != scales.float()
-    if changed.any():
+    if low < -128 or high > 127:
         raise ModelError(
-            f"{name}: scale {float(scales[changed][0])!r} is no fp16 number, which the block formats need; "
-            "use a checkpoint with scales in fp16"
+            f"{name}: its codes less their zero points go from {low} to {high}; must fit in 8 bits with a sign; "
+            "use a checkpoint with symmetric 8 bits, or with 4"
         )
-    return halves
+    wide = _as_fp32(name, scales)
+    halves = wide.half()
+    if not torch.equal(halves.float(), wide):
+        return in_groups16(BlockGroups(signed.flatten(1).to(torch.int8), wide))
+    limits = {row: CODE_LIMITS[row] for row in WITHOUT_OFFSET}
+    smallest = next(row for row, (least, most) in limits.items() if least <= low and high <= most)
+    blocks = signed.reshape(outputs, inputs // BLOCK, BLOCK)
+    return pack_blocks(smallest, blocks, halves.repeat_interleave(size // BLOCK, dim=1))
+
+
+def _as_fp32(name: str, scales: Tensor) -> Tensor:
+    """The same scales in fp32.
+
+    Raises:
+        ModelError: one is no number.
+    """
+    wide = scales.float()
+    wrong = wide[~wide.isfinite()]
+    if len(wrong):
+        raise ModelError(f"{name}: scale {float(wrong[0])!r} is no number; download the model again")
+    return wide

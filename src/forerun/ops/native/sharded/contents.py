@@ -13,9 +13,9 @@ from torch import Tensor
 
 from forerun.core.batch import LayerKVSpec
 from forerun.ops.native.formats.base import PackedWeight
-from forerun.ops.native.layers import NativeLayer, NativeLayers, PackedLinear
+from forerun.ops.native.layers import NativeLayer, NativeLayers
 from forerun.ops.native.library import Kernels
-from forerun.ops.native.sharded.layers import HeadPart, LayersPart
+from forerun.ops.native.sharded.layers import LayersPart
 from forerun.ops.native.structs import LayerShardStruct, LayerStruct
 
 MakeTensor = Callable[[tuple[int, ...], torch.dtype], Tensor]
@@ -51,34 +51,8 @@ class LayersContent:
         return LayersPart(NativeLayers(kernels, layers, self.rotation_of), self.shard)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeadContent:
-    """One rank's part of a head; see `HeadPart`."""
-
-    weight: PackedWeight
-    first_output: int
-    vocab_size: int
-    factor: float
-    cap: float
-
-    @classmethod
-    def of(cls, part: HeadPart) -> HeadContent:
-        """The content of a rank's part."""
-        return cls(
-            weight=part.linear.weight,
-            first_output=part.first_output,
-            vocab_size=part.vocab_size,
-            factor=part.factor,
-            cap=part.cap,
-        )
-
-    def part(self, kernels: Kernels) -> HeadPart:
-        """The part, with addresses of this process."""
-        return HeadPart(PackedLinear(kernels, self.weight), self.first_output, self.vocab_size, self.factor, self.cap)
-
-
 def to_bytes(content: object) -> bytes:
-    """Pickle a content; of its tensors only what they show of their memory."""
+    """Pickle a `LayersContent` or a `HeadPart`; of its tensors only what they show of their memory."""
     stream = io.BytesIO()
     _Pickler(stream, protocol=pickle.HIGHEST_PROTOCOL).dump(content)
     return stream.getvalue()

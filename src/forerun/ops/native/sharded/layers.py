@@ -14,7 +14,8 @@ from forerun.core.batch import Candidates, CandidateTensors
 from forerun.errors import ConfigError
 from forerun.kv.cache import KVCache
 from forerun.ops.native.attention import CacheAddresses, NativePass, rotation_structs
-from forerun.ops.native.layers import NO_LAYERS, NativeLayers, PackedHead, PackedLinear
+from forerun.ops.native.formats.base import PackedWeight
+from forerun.ops.native.layers import NO_LAYERS, NativeLayers, PackedHead
 from forerun.ops.native.sharded.exchange import Exchange, Leader
 from forerun.ops.native.sharded.messages import ComputeHead, ComputeLayers, MoveKV, NewCache
 from forerun.ops.native.structs import TILE, LayerShardStruct, PassStruct
@@ -27,12 +28,6 @@ class LayersPart:
 
     layers: NativeLayers
     shard: LayerShardStruct
-
-    @classmethod
-    def of(cls, layers: object, shard: LayerShardStruct) -> LayersPart:
-        """The part of a decoder that was packed for this rank."""
-        assert isinstance(layers, NativeLayers), "only packed layers are shared out"
-        return cls(layers, shard)
 
     def compute(
         self,
@@ -67,14 +62,14 @@ class LayersPart:
 class HeadPart:
     """One rank's part of a head over `vocab_size` tokens: the logits from `first_output` on."""
 
-    linear: PackedLinear
+    weight: PackedWeight
     first_output: int
     vocab_size: int
     factor: float
     cap: float
 
     @classmethod
-    def of(cls, head: PackedHead, own: PackedLinear, first_tile: int) -> HeadPart:
+    def of(cls, head: PackedHead, own: PackedWeight, first_tile: int) -> HeadPart:
         """The part of a head whose outputs from tile `first_tile` on are `own`."""
         return cls(own, first_tile * TILE, head.linear.weight.outputs, head.scale, head.soft_cap or 0.0)
 
@@ -92,9 +87,8 @@ class HeadPart:
         Raises:
             WorkerError: a rank has ended.
         """
-        weight = self.linear.weight
         exchange.kernels.sharded_head(
-            *(exchange.struct, weight.struct, self.first_output, num_rows, weight.inputs, self.vocab_size),
+            *(exchange.struct, self.weight.struct, self.first_output, num_rows, self.weight.inputs, self.vocab_size),
             *(self.factor, self.cap, None if out is None else out.data_ptr(), count),
             *((None, None) if found is None else (found.token_ids.data_ptr(), found.logits.data_ptr())),
         )

@@ -29,7 +29,7 @@ class TakeLayers:
 
 @dataclass(frozen=True, slots=True)
 class TakeHead:
-    """Keep this rank's part of a head: of each rank from 1 on where its `HeadContent` is."""
+    """Keep this rank's part of a head: of each rank from 1 on where its `HeadPart` is."""
 
     number: int
     places: Sequence[range]
