@@ -90,8 +90,13 @@ class BuiltEngine:
     kv: KVBudget
 
 
-def build_engine(settings: EngineSettings) -> BuiltEngine:
-    """Load the target and assemble the engine; settings are checked before anything is loaded."""
+def build_engine(
+    settings: EngineSettings, *, once_loaded: Callable[[LoadedTarget], None] = lambda _: None
+) -> BuiltEngine:
+    """Load the target and assemble the engine; settings are checked before anything is loaded.
+
+    `once_loaded` is called in between, for whoever computes with other threads than those that load.
+    """
     speculative = resolve_speculative(
         merge_deprecated(
             settings.speculative_config,
@@ -105,6 +110,7 @@ def build_engine(settings: EngineSettings) -> BuiltEngine:
     device = settings.torch_device
     path = resolve_model(settings.model)
     target = load_target(path, settings, device, shows_progress=sys.stderr.isatty())
+    once_loaded(target)
     return assemble(settings, target, speculative)
 
 

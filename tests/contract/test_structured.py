@@ -7,10 +7,13 @@ import json
 import math
 import re
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
 from forerun import SamplingParams
+from forerun.engine.adaptive import AdaptiveLength
+from forerun.engine.engine import Engine
 from tests.contract.drafters import CASES, SUFFIX, oracle, usually
 from tests.contract.test_contract import PROMPTS, TIGHT, assert_nothing_is_held
 from tests.engines import engine_of, tiny_llm
@@ -157,6 +160,38 @@ def test_forced_tokens_save_steps():
     counts = output.speculation.by_drafter["grammar"]
     assert (counts.num_drafts, counts.num_draft_tokens, counts.num_accepted_tokens) == (2, 8, 8)
     assert output.speculation.num_steps == 3
+
+
+class Pauses(AdaptiveLength):
+    """A control that takes every step for one in which drafting does not pay."""
+
+    def draft_limit(self, batch_size):
+        super().draft_limit(batch_size)
+        return 0
+
+
+def test_forced_tokens_are_drafted_while_drafting_pauses_and_no_drafter_is_asked():
+    llm = tiny_llm(SUFFIX, target=text_target())
+    engine = Engine(replace(llm.engine.parts, control=Pauses(8)))
+    propose, asked = llm.executor.drafting.propose, []
+    llm.executor.drafting.propose = lambda requests, features: asked.extend(requests) or propose(requests, features)
+    free, kind = {"temperature": 0, "max_tokens": 12}, {"choice": ["abcdefghij"]}
+    for name, more in (
+        ("plain", {}),
+        ("forced", {"structured_outputs": kind}),
+        ("short", {"structured_outputs": kind, "max_tokens": 3}),
+        ("none", {"structured_outputs": kind, "speculation": "off"}),
+    ):
+        engine.add_request(name, PROMPTS[0], SamplingParams(**free | more))
+    found = {}
+    while engine.has_work:
+        found.update((output.request_id, output.outputs[0]) for output in engine.step().finished)
+    assert not asked
+    assert [found[name].text for name in ("forced", "short", "none")] == ["abcdefghij", "abc", "abcdefghij"]
+    accepted = {name: one.speculation.num_accepted_tokens for name, one in found.items()}
+    assert accepted["forced"] > 5
+    assert (accepted["short"], accepted["none"], accepted["plain"]) == (1, 0, 0)
+    assert_nothing_is_held(llm)
 
 
 def test_stop_strings_and_lengths_end_a_text_before_it_is_complete():

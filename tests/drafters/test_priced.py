@@ -497,3 +497,19 @@ def test_a_long_text_costs_nothing_where_the_drafter_has_read_it_for_another_one
     drafter.asked.clear()
     write(priced, drafter, [one, long], tokens=[7], num_steps=1)
     assert drafter.asked == [[0, 1] if is_known else [0]]
+
+
+def test_a_long_text_that_comes_back_after_a_preemption_costs_what_it_takes_to_read_it_again():
+    priced, drafter, one = reading(num_tokens=3)
+    long = sequence([1] * 40_000, seq_id=1)
+    priced.start(long)
+    drafter.num_read[1] = 40_000
+    for _ in range(40):
+        write(priced, drafter, [one, long], tokens=[7, 5], num_steps=1)
+        write(priced, drafter, [one, long], tokens=[5, 5], num_steps=1)
+    assert drafter.asked[-1] == [0, 1]
+    write(priced, drafter, [one], tokens=[7], num_steps=1)
+    drafter.num_read[1] = 0
+    drafter.asked.clear()
+    write(priced, drafter, [one, long], tokens=[7], num_steps=1)
+    assert drafter.asked == [[0]]

@@ -313,6 +313,18 @@ def test_a_pause_is_none_for_a_text_with_a_prediction():
     assert dear.limit_of(SpeculationStats(), 0, verifying=NO_DRAFT, has_prediction=True) == 0
 
 
+def test_what_a_grammar_forces_is_drafted_in_a_pause_and_for_a_sequence_that_lost_by_drafts():
+    control, unlucky = AdaptiveLength(8), SpeculationStats()
+    for _ in range(NUM_FIRST_STEPS + AVERAGED_OVER + 1):
+        control.observe(record(num_accepted=0, draft_seconds=0.001))
+        unlucky.record(FOUR, ())
+    limit = control.draft_limit(1)
+    assert (limit, control.limit_of(unlucky, 8, verifying=NO_DRAFT), control.limit_of_forced(limit)) == (0, 0, 8)
+    dear = AdaptiveLength(8, costs=straight(0.0, 1.0))
+    assert dear.limit_of_forced(dear.draft_limit(1)) == 0, "no row can pay"
+    assert FixedLength(num_speculative_tokens=3).limit_of_forced(2) == 2
+
+
 def test_no_rows_are_tried_beside_prompts_as_such_a_step_teaches_nothing():
     control = AdaptiveLength(8, costs=straight(1.0, 0.001))
     for _ in range(100):

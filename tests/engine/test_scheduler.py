@@ -96,6 +96,18 @@ def test_drafts_shrink_to_the_memory_that_is_free():
     assert step(scheduler) == [(0, 8, 4)]
 
 
+@pytest.mark.parametrize(("tokens", "drafted"), [(32, [6, 1, 6]), (11, [4, 1, 3]), (6, [1, 1, 1]), (4, [1, 0, 0])])
+def test_what_the_budget_leaves_for_drafts_is_shared_out_the_longest_are_cut_first(tokens, drafted):
+    scheduler, pool = make(seqs=3, tokens=tokens)
+    arrivals = [generation_of(pool, [i]) for i in range(3)]
+    for generation in arrivals:
+        scheduler.enqueue(generation)
+    step(scheduler)
+    for generation, length in zip(arrivals, (6, 1, 6), strict=True):
+        generation.draft = CHAIN.first(length)
+    assert [num_draft for _, _, num_draft in step(scheduler)] == drafted
+
+
 def test_a_sequence_that_fills_the_pool_runs_once_it_is_alone():
     scheduler, pool = make(num_blocks=4)
     small, large = generation_of(pool, range(4)), generation_of(pool, range(50, 66))

@@ -15,7 +15,7 @@ from forerun.core.draft import NO_DRAFT, Draft
 from forerun.core.random_bits import child_seed
 from forerun.core.sampling_params import SamplingParams
 from forerun.core.sequence import Sequence as TokenSequence
-from forerun.drafters.base import DraftRequest, GoesByClock, KeepsPools, computes_with_a_model
+from forerun.drafters.base import DraftRequest, KeepsPools, computes_with_a_model
 from forerun.drafters.guard import GuardedDrafter
 from forerun.llm import LLM
 from forerun.ops.sampling import SamplingRules
@@ -113,8 +113,8 @@ class DraftWalk:
     def drafts(self, texts: Sequence[tuple[RecordedText, int]]) -> Iterator[list[Draft]]:
         """Yield for each text, given with its request's seed, its drafts by place of the answer, without their `probs`."""
         size = self._num_at_once
-        if self.clock is not None and isinstance(self._drafting.drafter, GoesByClock):
-            self._drafting.drafter.use_clock(self.clock)
+        if self.clock is not None:
+            self._drafting.use_clock(self.clock)
         for start in range(0, len(texts), size):
             group = texts[start : start + size]
             with self.llm.executor.as_in_a_step():

@@ -25,7 +25,7 @@ from forerun.core.sampling_params import SamplingParams
 from forerun.core.sequence import Sequence as TokenSequence
 from forerun.core.stats import SpeculationStats, StepTimes
 from forerun.core.step import StepRecord
-from forerun.drafters.base import DraftRequest, GoesByClock, TargetInfo, VerifiedRows, computes_with_a_model
+from forerun.drafters.base import DraftRequest, TargetInfo, VerifiedRows, computes_with_a_model
 from forerun.drafters.guard import GuardedDrafter
 from forerun.engine.speculation import SpeculationControl
 from forerun.errors import ConfigError, ForerunError
@@ -161,8 +161,7 @@ def _judge(
             "forerun bench compare"
         )
     steps_clock = StepsClock(clock)
-    if isinstance(drafting.drafter, GoesByClock):
-        drafting.drafter.use_clock(steps_clock)
+    drafting.use_clock(steps_clock)
     replayer = Replayer(drafting, speculative.control(), costs, steps_clock)
     found = [replayer.replay(text, number) for number, text in enumerate(texts)]
     speculation = SpeculationStats()

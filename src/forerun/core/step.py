@@ -71,7 +71,8 @@ class PlannedSequence:
     Only where the rows reach the last committed token is there something to judge (`reaches_end`), and
     only then may `num_draft` be above 0. `blocks` hold every place up to `end`. After the step the
     executor drafts at most `draft_limit` nodes for the next one, and need not draft what stands with less
-    chance than `min_survival`.
+    chance than `min_survival`. Where that is 0, it still drafts up to `forced_limit` tokens that the text's
+    grammar forces, and asks no drafter.
 
     Where `is_pending` the result of the sequence's step before has not been applied: `start` is then the
     least it may be, `num_draft` the most, and the executor, which has the result, knows the rest.
@@ -85,6 +86,7 @@ class PlannedSequence:
     num_draft: int = 0
     num_prompt_logits: int = 0  # leading rows whose logits give the logprobs of prompt tokens
     draft_limit: int = 0
+    forced_limit: int = 0
     min_survival: float = 0.0
     end: int = 0  # places before it are reserved
     blocks: npt.NDArray[np.int32] = field(default_factory=lambda: NO_BLOCKS)

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from typing import Any
 
-from forerun.drafters.base import Drafter, TargetInfo
+from forerun.drafters.base import Drafter, KeepsKV, LearnsFromTarget, TargetInfo
 from forerun.errors import ConfigError
 
-METHODS = ("start", "propose", "stop")
-
-WHOLE = (
-    ("KeepsKV", ("kv_bytes_per_block", "scratch_bytes", "num_scratch_blocks", "use_kv")),
-    ("LearnsFromTarget", ("num_candidates", "learn")),
-)
+WHOLE = (KeepsKV, LearnsFromTarget)
 """What a drafter has all of or nothing: with a part of it nothing would be planned for it, and nobody would call it."""
 
 
@@ -47,12 +43,20 @@ def _check(drafter: object, name: str) -> None:
             f"{name}.needs: got {needs!r:.80}; must be a frozenset of names of hidden states, such as "
             "frozenset({'last_hidden'}), or frozenset() where it reads none"
         )
-    for method in METHODS:
+    methods = _methods(Drafter)
+    for method in methods:
         if not callable(getattr(drafter, method, None)):
-            raise ConfigError(f"{name}.{method}: there is no such method; a drafter has {', '.join(METHODS)}")
-    for protocol, parts in WHOLE:
+            raise ConfigError(f"{name}.{method}: there is no such method; a drafter has {', '.join(methods)}")
+    for protocol in WHOLE:
+        parts = [*inspect.get_annotations(protocol), *_methods(protocol)]
         missing = [part for part in parts if not hasattr(drafter, part)]
         if 0 < len(missing) < len(parts):
             raise ConfigError(
-                f"{name}: has no {', '.join(missing)}; {protocol} is {', '.join(parts)}; add what is missing, or leave out the rest"
+                f"{name}: has no {', '.join(missing)}; {protocol.__name__} is {', '.join(parts)}; add what is missing, or leave out "
+                "the rest"
             )
+
+
+def _methods(protocol: type) -> list[str]:
+    """The names of a protocol's methods, in their order."""
+    return [name for name in vars(protocol) if not name.startswith("_")]

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Listing
 from dataclasses import replace
 from operator import le, lt
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from forerun.core.draft import NO_DRAFT, Draft
-from forerun.drafters.base import DraftContext, Drafter, DraftRequest, LearnsFromTarget, ReadsTexts, VerifiedRows
+from forerun.drafters.base import (
+    DraftContext,
+    Drafter,
+    DraftRequest,
+    GoesByClock,
+    LearnsFromTarget,
+    ReadsTexts,
+    VerifiedRows,
+)
 from forerun.errors import DraftError
 
 if TYPE_CHECKING:
@@ -77,6 +85,11 @@ class GuardedDrafter:
         self._started = {
             sequence.seq_id: self._try_start(sequence) for sequence in running if sequence.seq_id in self._started
         }
+
+    def use_clock(self, clock: Callable[[], float]) -> None:
+        """Let a drafter whose drafts depend on how long things take go by this clock from now on."""
+        if isinstance(self.drafter, GoesByClock):
+            self.drafter.use_clock(clock)
 
     def learn(self, rows: VerifiedRows) -> None:
         """Let the drafter learn from a step's rows, if it asks for any candidates."""

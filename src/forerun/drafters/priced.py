@@ -183,6 +183,7 @@ class PricedDrafter:
         self._knows_margins = num_runners_up > 0
         self._pending: dict[int, _Pending] = {}
         self._num_read: dict[int, int] = {}
+        self._present: set[int] = set()  # of the last call
         self._row_seconds = 0.0  # running; 0: not known
         self._latest: deque[tuple[float, float]] = deque(maxlen=NUM_LATEST)  # of calls: seconds, and seconds of a row
         self._tokens_per_second = 0.0
@@ -205,6 +206,7 @@ class PricedDrafter:
         """Stop a sequence in the drafter."""
         for known in (self._pending, self._num_read, self._running, self._lengths):
             known.pop(sequence.seq_id, None)
+        self._present.discard(sequence.seq_id)
         self.guarded.stop(sequence)
 
     def propose(
@@ -220,6 +222,7 @@ class PricedDrafter:
         self._note_step(requests)
         free_tokens = [sum(draft.survival or ()) for draft in free]
         chosen, depth = self._worth_asking(requests, free_tokens)
+        self._present = {request.sequence.seq_id for request in requests}
         chains = [NO_DRAFT] * len(requests)
         if not chosen:
             self._num_steps_left_out += 1
@@ -284,13 +287,18 @@ class PricedDrafter:
         return self._row_seconds * self._tokens_per_second
 
     def _num_to_read(self, request: DraftRequest) -> int:
-        """The tokens that a sequence must catch up with; the drafter is asked once, as it may have read them for another one."""
+        """The tokens that a sequence must catch up with.
+
+        The drafter is asked of one that comes, as it may have read them for another one, and of one that comes back: where it
+        was preempted, what had been read of it is lost.
+        """
         sequence = request.sequence
-        num_read = self._num_read.get(sequence.seq_id)
-        if num_read is None:
+        seq_id, length = sequence.seq_id, len(sequence)
+        if seq_id not in self._present:
             num_unread = self.guarded.num_unread(request)
-            num_read = self._num_read[sequence.seq_id] = 0 if num_unread is None else len(sequence) - num_unread
-        return len(sequence) - num_read
+            if num_unread is not None:
+                self._num_read[seq_id] = length - num_unread
+        return length - self._num_read.setdefault(seq_id, 0)
 
     def _note_read(self, asked: Listing[DraftRequest], answers: Listing[Draft]) -> tuple[int, set[int]]:
         """Note how far the drafter has read; return how many tokens that took, and the sequences that it must still catch up with.

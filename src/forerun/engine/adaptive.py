@@ -173,6 +173,10 @@ class AdaptiveLength:
         lost = self._prices.lost_to(sequence, verifying)
         return limit if lost <= MOST_LOST + LOST_SHARE * num_tokens else 0
 
+    def limit_of_forced(self, limit: int) -> int:  # noqa: ARG002 - the signature is that of all controls
+        """All that may be verified, in a pause and for a sequence that gets no drafts, too: such tokens are nearly certain."""
+        return self._limit
+
     def _is_unknown(self, num_rows: int, num_sequences: int) -> bool:
         """Whether it is time to find out what so many rows cost."""
         return self.costs.num_steps >= self._next_trial and not self.costs.knows(num_rows, num_sequences)

@@ -361,6 +361,9 @@ class Engine:
                 )
                 generation.draft_limit = generation.draft_limit_within(limit)
                 planned.draft_limit, planned.min_survival = generation.draft_limit, min_survival
+                if generation.spec.sampling.constraint is not None and not self._delay:
+                    # one step late nobody would know at plan time whether a token was forced
+                    planned.forced_limit = generation.draft_limit_within(control.limit_of_forced(draft_limit))
             if not generation.is_known:
                 new.append(generation.spec)
         rows = lay_out(sequences, tails, drafts, block_size=block_size)

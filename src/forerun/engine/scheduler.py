@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from forerun.core.draft import NO_DRAFT, Draft
@@ -281,8 +281,7 @@ class Scheduler:
             num_sequences=len(chosen),
             num_context_tokens=sum([planned.start for _, planned in chosen]),
         )
-        for (generation, planned), length in zip(chosen, lengths, strict=True):
-            num_draft = min(length, budget)
+        for (generation, planned), num_draft in zip(chosen, _cut_to(lengths, budget), strict=True):
             if not num_draft:
                 continue
             first = planned.end
@@ -294,7 +293,21 @@ class Scheduler:
             else:
                 planned.end = first
             planned.num_draft = num_draft
-            budget -= num_draft
+
+
+def _cut_to(lengths: Sequence[int], most: int) -> Sequence[int]:
+    """Drafts' lengths, of which the longest are cut until all have `most` nodes together: the last nodes stand least likely."""
+    if sum(lengths) <= most:
+        return lengths
+    height = max(lengths)
+    while (num_nodes := sum([min(length, height) for length in lengths])) > most:
+        height -= 1
+    cut, num_left = [], most - num_nodes
+    for length in lengths:
+        one_more = length > height and num_left > 0
+        num_left -= one_more
+        cut.append(min(length, height) + one_more)
+    return cut
 
 
 def _may_give_up_its_kv(generation: Generation) -> bool:

@@ -58,6 +58,10 @@ class SpeculationControl(Protocol):
         """
         ...
 
+    def limit_of_forced(self, limit: int) -> int:
+        """The most tokens to draft that a grammar forces, whatever drafts have come to, where the step's limit is `limit`."""
+        ...
+
     def choose(
         self, drafts: Sequence[Draft], *, num_rows: int, num_sequences: int, num_context_tokens: int
     ) -> list[int]:
@@ -100,6 +104,10 @@ class VerifiesWholeDrafts:
         has_prediction: bool = False,  # noqa: ARG002
     ) -> int:
         """`limit`, whatever the sequence's drafts have come to."""
+        return limit
+
+    def limit_of_forced(self, limit: int) -> int:
+        """`limit`: what a grammar forces is drafted as all else is."""
         return limit
 
     def choose(

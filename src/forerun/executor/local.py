@@ -41,7 +41,7 @@ from forerun.executor.host_copies import as_current
 from forerun.executor.moved_blocks import read_blocks, write_blocks
 from forerun.executor.verified_rows import verified_rows
 from forerun.grammar.cache import GrammarCache
-from forerun.grammar.drafting import KnownTexts
+from forerun.grammar.drafting import KnownTexts, forced_draft
 from forerun.kv.cache import KVCache
 from forerun.kv.transfer import BlockContents
 from forerun.models.base import TargetModel
@@ -488,9 +488,15 @@ class LocalExecutor:
                 continue
             self.drafting.start(state.sequence)
             self._known.start(state.sequence)
+            if not result.is_decided:
+                continue
             # One place is the target's own token's: a draft deeper than the rest could never be used.
-            depth = min(planned.draft_limit, state.spec.max_length - len(state.sequence) - 1)
-            if not result.is_decided or depth <= 0:
+            room = state.spec.max_length - len(state.sequence) - 1
+            depth = min(planned.draft_limit, room)
+            if depth <= 0:
+                if planned.forced_limit and state.rules.grammar is not None:
+                    most = min(planned.forced_limit, room)
+                    state.draft = result.draft = forced_draft(state.rules.grammar, state.sequence.output_ids, most=most)
                 continue
             num_blocks = -(-state.num_computed // block_size)
             asked.append(

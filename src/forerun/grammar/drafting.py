@@ -81,7 +81,12 @@ def _room(request: DraftRequest) -> int:
 
 def _forced(request: DraftRequest) -> Draft:
     grammar = _grammar(request)
-    token_ids = grammar.forced(request.sequence.output_ids)[: _room(request)] if grammar is not None else ()
+    return NO_DRAFT if grammar is None else forced_draft(grammar, request.sequence.output_ids, most=_room(request))
+
+
+def forced_draft(grammar: Grammar, output_ids: Listing[int], *, most: int) -> Draft:
+    """Return the tokens that must come next, at most `most` of them; empty where there is a choice."""
+    token_ids = grammar.forced(output_ids)[: max(0, most)]
     return Draft(tuple(token_ids), source=SOURCE) if token_ids else NO_DRAFT
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from forerun.bench.energy import EnergyMeter
@@ -9,6 +11,7 @@ from forerun.bench.profiling.traces import trace_drafts
 from forerun.bench.tuning.real_runs import Probe, RealRuns
 from forerun.bench.tuning.simulated_runs import SimulatedRuns
 from forerun.bench.tuning.target_rows import TargetRows
+from forerun.core.draft import Draft
 from forerun.errors import ForerunError
 from forerun.plan.tuning.offered_load import OfferedLoad
 from tests.bench.profiling.tiny import draft_model
@@ -102,6 +105,39 @@ def test_look_ups_that_learn_from_the_target_are_replayed_too(config):
     ran, predicted = real.run(candidate(config), 0), simulated.simulate(candidate(config))
     assert not simulated.probed
     assert predicted.acceptance_length == pytest.approx(ran.acceptance_length, rel=0.15)
+
+
+@pytest.mark.parametrize("clients", [1, 3])
+def test_a_drafter_that_goes_by_the_clock_sees_the_simulated_steps(clients):
+    class Slow:
+        needs = frozenset()
+        num_asked = 0
+
+        def __init__(self, target):
+            pass
+
+        def start(self, sequence):
+            pass
+
+        def propose(self, context):
+            drafts = []
+            for request in context.requests:
+                Slow.num_asked += 1
+                end = time.thread_time() + 0.0005  # little of a step, and nearly all the time where steps take none
+                while time.thread_time() < end:
+                    pass
+                done = len(request.sequence.output_ids)
+                drafts.append(Draft(tuple(answers[tuple(request.sequence.prompt_ids)][done : done + 1])))
+            return drafts
+
+        def stop(self, sequence):
+            pass
+
+    _, simulated = both(workload(load=OfferedLoad(concurrency=clients), max_tokens=48))
+    answers = {tuple(text.prompt_ids): text.answer_ids for text in simulated.texts}
+    config = {"method": "auto", "auto_memory": 0, "drafter": {"method": Slow}}
+    simulated.simulate(candidate(config))
+    assert Slow.num_asked > 100
 
 
 def test_a_simulated_run_takes_as_long_as_its_steps():

@@ -11,8 +11,10 @@ from forerun.deploy.disaggregated.llm import DisaggregatedLLM, share_cores
 from forerun.deploy.disaggregated.options import PrefillOptions
 from forerun.deploy.disaggregated.prefill_process import PrefillProcess
 from forerun.errors import ConfigError, UnknownKeyError, WorkerError
+from forerun.ops.native.library import KERNELS_VARIABLE, best_kernels
 from tests.deploy.disaggregated.in_one_process import needs_shared_memory
-from tests.tensor_parallel import cores
+from tests.native import needs_kernels
+from tests.tensor_parallel import cores, save_model
 
 
 @pytest.fixture(autouse=True)
@@ -59,6 +61,42 @@ def test_the_processes_get_cores_of_their_own(monkeypatch):
         assert share_cores(1) == ([0, 2, 4], [6])
     with cores(3):
         assert share_cores(1) == ([], []), "fewer threads than cores: the system places them"
+
+
+class Unstarted:
+    """Stands for a process that reads prompts, and is asked for none."""
+
+    client = None
+
+    def __init__(self, *, num_threads, cores):
+        pass
+
+    def load(self, model, settings):
+        pass
+
+    def wait_until_ready(self, identity):
+        pass
+
+    def close(self):
+        pass
+
+
+@pytest.mark.parametrize("level", ["off", pytest.param("best", marks=needs_kernels)])
+def test_step_costs_are_kept_for_the_threads_that_the_other_process_leaves(level, monkeypatch, tmp_path):
+    if level == "off":
+        monkeypatch.setenv(KERNELS_VARIABLE, "off")
+    monkeypatch.setattr(disaggregated, "PrefillProcess", Unstarted)
+    kernels = best_kernels()
+    num_threads = None if kernels is None else kernels.num_threads
+    try:
+        with cores(2):
+            llm = DisaggregatedLLM(save_model(tmp_path), speculative_config="auto", dtype="float32")
+            profile = llm.engine.parts.control._on_fit.__self__
+            assert profile.identity["threads"] == 1
+            assert profile == llm.cost_profile
+    finally:
+        if kernels is not None:
+            kernels.use_threads(num_threads)
 
 
 @needs_shared_memory

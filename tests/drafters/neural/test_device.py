@@ -220,7 +220,7 @@ def test_the_device_drafts_what_the_host_would(case, how, heads):
     assert llm.stats.num_failed_drafts == 0
     assert (engine_of(llm).scheduler.num_preemptions > 0) == (how == "under pressure")
     assert (llm.stats.times.num_replayed_steps > 7) == (how == "recorded")
-    assert llm.executor.part.drafts_trees == any(word in case for word in ("tree", "runners-up"))
+    assert llm.executor.computation.drafts_trees == any(word in case for word in ("tree", "runners-up"))
     if "some accepted" in case:
         assert llm.stats.speculation.accepted_per_position[2] > 0
 

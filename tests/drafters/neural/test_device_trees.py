@@ -100,7 +100,7 @@ def assert_same_drafts(config, sampling, **settings):
     expected, _ = drafts_of(config, sampling, **settings)
     found, llm = drafts_of(config, sampling, device_step=True, **settings)
     assert found == expected
-    assert llm.executor.part.drafts_trees
+    assert llm.executor.computation.drafts_trees
     assert_nothing_is_held(llm)
     return found, llm
 
@@ -190,7 +190,7 @@ def test_of_equally_probable_nodes_the_earlier_ones_are_taken_as_by_the_host(mon
 def test_trees_of_too_many_candidates_are_the_hosts():
     config = DYNAMIC["self, one level"] | {"draft_tree": {"top_k": 32, "depth": 5}}
     assert device_trees.MOST_CANDIDATES < 32 + 4 * 32**2
-    assert tiny_llm(config, device_step=True).executor.part.chains is None
+    assert tiny_llm(config, device_step=True).executor.computation.chains is None
 
 
 @st.composite
@@ -262,7 +262,7 @@ def test_a_network_that_fails_within_a_tree_leaves_nothing_of_it(monkeypatch, ca
     sampling = [SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)] * 3
     config = {"method": "draft_model", "model": str(tiny_drafter(VOCAB_SIZE, 0.0)), "draft_tree": [3, 2, 1]}
     llm = tiny_llm(config, device_step=True, verifies_all=True)
-    chains = llm.executor.part.chains
+    chains = llm.executor.computation.chains
     predict, calls = chains._predict, []
 
     def failing(rows, states, at):
@@ -275,5 +275,5 @@ def test_a_network_that_fails_within_a_tree_leaves_nothing_of_it(monkeypatch, ca
     texts = [one.outputs[0].token_ids for one in llm.generate(PROMPTS[:3], sampling, use_tqdm=False)]
     plain = tiny_llm().generate(PROMPTS[:3], sampling, use_tqdm=False)
     assert texts == [one.outputs[0].token_ids for one in plain]
-    assert llm.executor.part.chains is None
+    assert llm.executor.computation.chains is None
     assert caplog.text.count("drafting on the device failed") == 1

@@ -9,7 +9,7 @@ import numpy as np
 
 from forerun.bench.instruments import Clock
 from forerun.bench.recording import RecordedText
-from forerun.bench.replay import rows_on_path, standing_nodes
+from forerun.bench.replay import StepsClock, rows_on_path, standing_nodes
 from forerun.bench.tuning.target_rows import TargetRows
 from forerun.core.draft import NO_DRAFT, Draft
 from forerun.core.sequence import Sequence as TokenSequence
@@ -27,6 +27,7 @@ class ReplayedDrafting:
     learns from the target is shown the recorded candidates of the rows on the text's path, and of drafted tokens that
     did not stand those that `rows` has for the same tokens.
     The time of drafting is measured: called as a `DraftSeconds`, the object gives what has passed since its last call.
+    A drafter that goes by a clock sees the simulation's steps pass, and its own drafts in real time.
 
     Args:
         drafting: the drafter.
@@ -49,15 +50,20 @@ class ReplayedDrafting:
         self._texts = texts
         self._rows = rows
         self._salt = salt
-        self._clock = clock
+        self._clock = StepsClock(clock)
+        drafting.use_clock(self._clock)
         self._sequences: dict[int | None, TokenSequence] = {}  # by seed
         self._drafts: dict[int | None, Draft] = {}  # by seed: the last one
         self._num_verified: dict[int, int] = {}  # by seq_id: the nodes of it that the last step verified
         self._seconds = 0.0
+        self._num_to_ask = 0  # sequences that are drafted for after the step, about
+        self._step_seconds = 0.0  # of steps, that have not passed on the clock
 
-    def note_plan(self, plan: StepPlan) -> None:
-        """Take in how much of each draft a step verifies, before the step is judged."""
+    def note_plan(self, plan: StepPlan, seconds: float) -> None:
+        """Take in how much of each draft a step verifies, and how long it takes, before the step is judged."""
         self._num_verified = {planned.seq_id: planned.num_draft for planned in plan.sequences}
+        self._num_to_ask = sum(planned.draft_limit > 0 for planned in plan.sequences)
+        self._step_seconds += seconds
 
     def __call__(self, num_sequences: int, num_draft_tokens: int) -> float:  # noqa: ARG002 - the signature is `DraftSeconds`
         """See `DraftSeconds`."""
@@ -66,6 +72,7 @@ class ReplayedDrafting:
 
     def draft(self, spec: SequenceSpec, position: int, *, limit: int, depth: int, min_survival: float) -> Drafted:
         """See `Drafting`."""
+        self._pass_share()
         seed = spec.sampling.seed
         text = self._texts[seed]
         sequence = self._sequences.get(seed)
@@ -88,6 +95,13 @@ class ReplayedDrafting:
             return NOTHING_DRAFTED
         shape = DraftShape(len(draft), draft.parents, draft.survival, draft.source)
         return Drafted(shape, standing_nodes(draft, text.answer_ids, len(sequence.output_ids)))
+
+    def _pass_share(self) -> None:
+        """Let a sequence's share of the step's time pass: an engine asks for all at once, a simulation for one after the other."""
+        share = self._step_seconds / max(1, self._num_to_ask)
+        self._step_seconds -= share
+        self._num_to_ask -= 1
+        self._clock.passed += share
 
     def end(self, seed: int) -> None:
         """A text has ended: the drafter may remember it."""

@@ -93,9 +93,10 @@ class SimulatedRuns:
             return seconds
 
         def step_seconds(plan: StepPlan) -> float:
+            seconds = self.step_seconds(plan)
             if replayed is not None:
-                replayed.note_plan(plan)
-            return self.step_seconds(plan)
+                replayed.note_plan(plan, seconds)
+            return seconds
 
         engine = simulated_engine(
             SimulationSettings(

@@ -17,6 +17,7 @@ from forerun.deploy.disaggregated.prefill_process import PrefillProcess
 from forerun.drafters.base import BuildsWithHead
 from forerun.errors import ConfigError
 from forerun.llm import LLM
+from forerun.models.base import LoadedTarget
 from forerun.ops.native.threads import cpu_quota, lease_cores, usable_cores
 
 OWN_SETTINGS = ("pools_folder",)  # of the process that answers alone
@@ -49,12 +50,12 @@ class DisaggregatedLLM(LLM):
     ) -> None:
         PrefillOptions(prefill_threads=prefill_threads, max_local_prefill_length=max_local_prefill_length)
         _check(EngineSettings.from_keywords(str(model), settings))
-        own_cores, other_cores = share_cores(prefill_threads)
+        self._cores, other_cores = share_cores(prefill_threads)
+        self._num_threads = torch.get_num_threads() - prefill_threads
         prefill = PrefillProcess(num_threads=prefill_threads, cores=other_cores)
         close = weakref.finalize(self, prefill.close)
         try:
             super().__init__(model, **settings)  # keeps the packed weights, which the other process then maps
-            self._compute_with(torch.get_num_threads() - prefill_threads, own_cores)
             prefill.load(str(self.path), _as_json(settings))
             prefill.wait_until_ready(identity_of(self))
         except BaseException:
@@ -70,12 +71,13 @@ class DisaggregatedLLM(LLM):
         """End the other process; this one then reads the prompts that come. Dropping the object does so, too."""
         self._close()
 
-    def _compute_with(self, num_threads: int, cores: list[int]) -> None:
-        """Leave the rest of the cores to the other process."""
-        if self.kernels is None:
-            torch.set_num_threads(num_threads)
+    def _once_loaded(self, target: LoadedTarget) -> None:
+        """Leave the rest of the cores to the other process; what steps cost is kept by the number of threads that are left."""
+        if target.kernels is None:
+            torch.set_num_threads(self._num_threads)
             return
-        self.kernels.use_threads(num_threads, cores=cores if cores and lease_cores(cores) else [])
+        cores = self._cores if self._cores and lease_cores(self._cores) else []
+        target.kernels.use_threads(self._num_threads, cores=cores)
 
     def check_replaces_head(self) -> BuildsWithHead:
         """Refuse: the process that reads prompts has the head, too.
