@@ -40,7 +40,7 @@ from forerun.config.speculative_config import resolve_speculative
 from forerun.core.sequence import Sequence
 from forerun.core.stats import StepTimes
 from forerun.drafters.base import DraftContext, TargetInfo
-from forerun.executor.device_part import DeviceFunctions
+from forerun.executor.device_computation import DeviceFunctions
 from forerun.executor.device_slots import MOST_BIASES, MOST_STOP_IDS
 from forerun.executor.host_copies import free_bytes
 from forerun.models.base import LoadedTarget

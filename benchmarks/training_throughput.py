@@ -27,7 +27,7 @@ from benchmarks.command_line import without_folder  # noqa: E402
 from forerun.bench.instruments import BandwidthProbe, Stopwatch  # noqa: E402
 from forerun.bench.machine import describe_machine  # noqa: E402
 from forerun.errors import ForerunError  # noqa: E402
-from forerun.train.head_trainer import HeadSettings, HeadTrainer  # noqa: E402
+from forerun.train.eagle3_trainer import Eagle3Trainer, Eagle3TrainSettings  # noqa: E402
 from forerun.train.probing import peak_memory  # noqa: E402
 from forerun.train.run import StageReport, TrainingRun  # noqa: E402
 from forerun.train.run_settings import RunSettings  # noqa: E402
@@ -36,7 +36,7 @@ STEPS_OF_A_RUN = 1000
 PROBE_BYTES = 1 << 30  # more than the caches of servers hold
 
 
-def phases(settings: HeadSettings) -> dict[str, tuple[float, HeadSettings]]:
+def phases(settings: Eagle3TrainSettings) -> dict[str, tuple[float, Eagle3TrainSettings]]:
     """Return of each phase of a run its share of the steps, and settings with which all steps are as in it."""
     taught = settings.taught_steps / settings.num_steps
     return {
@@ -46,7 +46,7 @@ def phases(settings: HeadSettings) -> dict[str, tuple[float, HeadSettings]]:
     }
 
 
-def tokens_per_second(trainer: HeadTrainer, settings: HeadSettings, *, first: int, num_steps: int) -> float:
+def tokens_per_second(trainer: Eagle3Trainer, settings: Eagle3TrainSettings, *, first: int, num_steps: int) -> float:
     """Take some steps of a run as these settings say, and return the tokens trained in a second."""
     trainer.settings, trainer.step = settings, first
     begin, before = time.perf_counter(), trainer.num_tokens

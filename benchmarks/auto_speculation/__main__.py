@@ -26,7 +26,7 @@ from forerun.bench.compare import make_engine
 from forerun.bench.machine import describe_kernels, describe_machine
 from forerun.bench.outcomes import PLAIN
 from forerun.build import load_target
-from forerun.cli.bench_compare import read_configs
+from forerun.cli.input_files import read_configs
 from forerun.config.settings import EngineSettings
 from forerun.errors import ConfigError
 from forerun.models.store import resolve_model

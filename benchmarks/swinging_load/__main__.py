@@ -33,7 +33,7 @@ from benchmarks.swinging_load.loading import LoadResult, load_server, sum_up
 from benchmarks.swinging_load.report import Runs, show
 from forerun.bench.machine import describe_machine
 from forerun.bench.outcomes import PLAIN
-from forerun.cli.bench_compare import read_configs
+from forerun.cli.input_files import read_configs
 from forerun.errors import ConfigError
 
 AUTO = "auto"

@@ -24,7 +24,7 @@ from forerun.drafters.ngram import NgramDrafter
 from forerun.errors import ConfigError, RequestError
 from forerun.executor import local
 from forerun.executor.device import DeviceExecutor
-from forerun.executor.device_part import DeviceFunctions
+from forerun.executor.device_computation import DeviceFunctions
 from forerun.executor.device_slots import DeviceSlots
 from forerun.executor.host_copies import as_current
 from forerun.models.loader import load_model
@@ -84,7 +84,7 @@ def test_texts_are_the_same_where_log_probabilities_are_read_first(case, plain_t
 def test_texts_are_the_same_where_the_host_must_know_each_row(case, plain_texts):
     llm = host_rows_llm(CASES[case], **TIGHT | {"num_gpu_blocks_override": 33})
     assert texts(llm, 6) == plain_texts[:6]
-    assert llm.executor.part.needs_host_rows
+    assert llm.executor.computation.needs_host_rows
     assert_nothing_is_held(llm)
 
 
@@ -135,8 +135,8 @@ def test_whatever_happens_each_request_gives_what_it_gives_alone():
 
 SEAMS = {
     "while placing": lambda executor: (executor.slots, "place_blocks"),
-    "before the device has committed": lambda executor: (executor.part, "_judge"),
-    "before the drafts are known": lambda executor: (executor.part, "run"),
+    "before the device has committed": lambda executor: (executor.computation, "_judge"),
+    "before the drafts are known": lambda executor: (executor.computation, "run"),
     "before the step is": lambda executor: (executor, "_launch"),
     "before the result is handed out": lambda executor: (executor, "_execute_late"),
     "while waiting": lambda executor: (executor, "_results"),
@@ -243,7 +243,7 @@ def test_a_switch_is_true_or_false():
 def test_logits_that_are_not_finite_end_their_request_alone(logit, says, monkeypatch):
     llm = tiny_llm(device_step=True, **TINY)
     assert isinstance(llm.executor, DeviceExecutor)
-    forward = llm.executor.part.forward
+    forward = llm.executor.computation.forward
 
     def spoiled(batch, attend):
         result = forward(batch, attend)
@@ -251,7 +251,7 @@ def test_logits_that_are_not_finite_end_their_request_alone(logit, says, monkeyp
         logits[-1, 3] = logit
         return replace(result, logits=logits)
 
-    monkeypatch.setattr(llm.executor.part, "forward", spoiled)
+    monkeypatch.setattr(llm.executor.computation, "forward", spoiled)
     good, bad = llm.generate([[1, 2], [3, 4]], SamplingParams(temperature=0, max_tokens=1), use_tqdm=False)
     assert good.error is None
     assert says in bad.error
@@ -323,7 +323,7 @@ def test_the_device_drafts_and_the_host_only_what_was_not_read_yet(case, monkeyp
 @pytest.mark.parametrize("case", ["eagle3", "draft-model-coupled", "dflash", "dflash-coupled"])
 def test_requests_whose_rules_change_logits_are_drafted_for_by_the_host_where_that_matters(case):
     llm = tiny_llm(CASES[case], device_step=True, verifies_all=True, **TINY)
-    chains, asked = llm.executor.part.chains, []
+    chains, asked = llm.executor.computation.chains, []
     may_draft = chains.may_draft
     chains.may_draft = lambda request, **options: asked.append(may_draft(request, **options)) or asked[-1]
     sampling = SamplingParams(temperature=0.9, presence_penalty=0.5, seed=1, max_tokens=12)
@@ -344,16 +344,16 @@ def test_a_pass_outside_of_a_step_attends_by_its_own_batch():
 
 def test_a_drafter_that_fails_on_the_device_costs_drafts_alone(plain_texts, monkeypatch, caplog):
     llm = tiny_llm(CASES["eagle3"], device_step=True)
-    assert llm.executor.part.chains is not None
-    monkeypatch.setattr(llm.executor.part.chains, "propose", None)
+    assert llm.executor.computation.chains is not None
+    monkeypatch.setattr(llm.executor.computation.chains, "propose", None)
     assert texts(llm, 4) == plain_texts[:4]
-    assert llm.executor.part.chains is None
+    assert llm.executor.computation.chains is None
     assert caplog.text.count("drafting on the device failed") == 1
 
 
 @pytest.mark.parametrize("case", ["hybrid", "draft-model-foreign"])
 def test_other_writers_are_the_hosts(case):
-    assert tiny_llm(CASES[case], device_step=True, **TINY).executor.part.chains is None
+    assert tiny_llm(CASES[case], device_step=True, **TINY).executor.computation.chains is None
 
 
 @pytest.mark.parametrize("case", ["draft-model", "eagle-tree", "random-tree"])
@@ -378,7 +378,7 @@ def test_auto_drafts_by_default_where_no_draft_can_change_a_bit(device_step, met
 
 def test_auto_looks_up_on_the_device_which_waits_for_no_draft_of_the_host(plain_texts):
     llm = tiny_llm({"method": "auto"}, device_step=True, **TIGHT)
-    assert llm.executor.part.ngrams is not None
+    assert llm.executor.computation.ngrams is not None
     assert [choice.method for choice in llm.drafter_choices() if choice.is_used] == ["ngram"]
     assert texts(llm, 8) == plain_texts[:8]
     assert llm.stats.speculation.by_drafter["ngram"].num_accepted_tokens > 0
@@ -387,7 +387,7 @@ def test_auto_looks_up_on_the_device_which_waits_for_no_draft_of_the_host(plain_
 
 def test_a_drafter_that_auto_is_given_drafts_on_the_host():
     llm = tiny_llm({"method": "auto", "drafter": {"method": "draft_model", "model": "tiny"}}, device_step=True, **TINY)
-    assert llm.executor.part.ngrams is None
+    assert llm.executor.computation.ngrams is None
     assert {choice.method for choice in llm.drafter_choices() if choice.is_used} >= {"copy", "draft_model"}
 
 
@@ -520,9 +520,9 @@ def test_steps_are_computed_with_their_gpu_as_the_threads_current_one(monkeypatc
 def test_all_that_the_host_sends_begins_at_sixteen_bytes_however_many_sequences_there_are(is_recorded):
     """triton compiles a kernel again for arguments that do not, which would halt an engine that runs."""
     llm = tiny_llm(CASES["ngram"], device_step=True, max_num_seqs=7)
-    part, sent, counts = llm.executor.part, [], set()
-    compute = part.compute
-    part.compute = compute._replace(
+    computation, sent, counts = llm.executor.computation, [], set()
+    compute = computation.compute
+    computation.compute = compute._replace(
         place=lambda changes, table: sent.append(changes) or compute.place(changes, table),
         prepare=lambda plan, *rest, **options: (
             sent.extend((plan.slots, plan.tails, plan.most_drafted, plan.ends))

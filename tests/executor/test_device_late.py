@@ -211,14 +211,14 @@ class HostMade(TorchFunctionMode):
 def test_what_the_device_computes_with_is_made_there(config, monkeypatch):
     """Numbers of the host would be copied, for which it waits, and which a CUDA graph cannot hold."""
     llm = late_llm(config)
-    part, made = llm.executor.part, HostMade()
-    run = part.run
+    computation, made = llm.executor.computation, HostMade()
+    run = computation.run
 
-    def running_part(*args, **options):
+    def noted_run(*args, **options):
         with made:
             return run(*args, **options)
 
-    monkeypatch.setattr(part, "run", running_part)
+    monkeypatch.setattr(computation, "run", noted_run)
     sampling = [
         SamplingParams(seed=i, temperature=i % 2, max_tokens=12, top_p=0.9, presence_penalty=0.1 * (i == 3))
         for i in range(4)
@@ -233,14 +233,14 @@ def test_a_text_that_the_device_has_ended_gets_no_row_though_the_host_does_not_k
     stops = [one.outputs[0].token_ids[5] for one in plain]
     sampling = [replace(GREEDY, stop_token_ids=[stop], max_tokens=12) for stop in stops]
     llm = late_llm()
-    rows, run = [], llm.executor.part.run
+    rows, run = [], llm.executor.computation.run
 
-    def running_part(step, host, **kwargs):
+    def noted_run(step, host, **kwargs):
         found = run(step, host, **kwargs)
         rows.append((len(step.rows.slots), int(step.rows.first_rows[-1])))
         return found
 
-    monkeypatch.setattr(llm.executor.part, "run", running_part)
+    monkeypatch.setattr(llm.executor.computation, "run", noted_run)
     expected = [
         (one.outputs[0].token_ids[: one.outputs[0].token_ids.index(stop) + 1], "stop", "")
         for one, stop in zip(plain, stops, strict=True)
@@ -302,9 +302,9 @@ def failing(function, error, at):
 @pytest.mark.parametrize("make", [host_rows_llm, late_llm], ids=["read first", "read late"])
 def test_a_step_without_memory_ends_its_largest_request_and_no_others(make, monkeypatch):
     llm = make(NGRAM, device_step=True, max_num_seqs=2)
-    part = llm.executor.part
+    computation = llm.executor.computation
     error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
-    monkeypatch.setattr(part, "forward", failing(part.forward, error, at={4}))
+    monkeypatch.setattr(computation, "forward", failing(computation.forward, error, at={4}))
     outputs = llm.generate(PROMPTS[:4], GREEDY, use_tqdm=False)
     plain = tiny_llm().generate(PROMPTS[:4], GREEDY, use_tqdm=False)
     [failed] = [i for i, one in enumerate(outputs) if one.error is not None]
@@ -319,8 +319,8 @@ def test_a_step_without_memory_ends_its_largest_request_and_no_others(make, monk
 
 def test_logits_that_are_not_numbers_are_named_though_they_are_read_late(monkeypatch):
     llm = late_llm()
-    part = llm.executor.part
-    forward, calls = part.forward, []
+    computation = llm.executor.computation
+    forward, calls = computation.forward, []
 
     def spoiled(batch, attend):
         result = forward(batch, attend)
@@ -329,7 +329,7 @@ def test_logits_that_are_not_numbers_are_named_though_they_are_read_late(monkeyp
             result.logits[1, 3] = torch.nan
         return result
 
-    monkeypatch.setattr(part, "forward", spoiled)
+    monkeypatch.setattr(computation, "forward", spoiled)
     outputs = llm.generate(PROMPTS[:3], GREEDY, use_tqdm=False)
     plain = tiny_llm().generate(PROMPTS[:3], GREEDY, use_tqdm=False)
     assert "largest is nan" in outputs[1].error
@@ -340,9 +340,9 @@ def test_logits_that_are_not_numbers_are_named_though_they_are_read_late(monkeyp
 def test_a_device_that_is_lost_is_told_of_from_then_on(monkeypatch):
     llm = late_llm()
     llm.engine.check_health()
-    part = llm.executor.part
+    computation = llm.executor.computation
     error = torch.AcceleratorError("CUDA error: an illegal memory access was encountered\nmore lines")
-    monkeypatch.setattr(part, "forward", failing(part.forward, error, at={3}))
+    monkeypatch.setattr(computation, "forward", failing(computation.forward, error, at={3}))
     with pytest.raises(
         WorkerError, match=r"it computes no more \(CUDA error: an illegal memory access was encountered\)"
     ):

@@ -122,7 +122,7 @@ def test_in_the_steady_state_the_host_waits_for_nothing_but_results(folder, conf
         max_model_len=256,
         num_gpu_blocks_override=512,  # as the engine of the test before may not be gone yet
     )
-    if llm.executor.part.needs_host_rows:
+    if llm.executor.computation.needs_host_rows:
         pytest.skip("the layers need the host to lay out rows")
     sampling = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True, allowed_token_ids=[3, 4, 5])
     for i in range(4):
@@ -202,7 +202,7 @@ def test_trees_that_the_device_drafts_stand_as_often_as_the_hosts(folder, config
         outcome(folder, config, device_step=device_step) for device_step in (True, False)
     )
     assert texts == expected
-    assert on_device.executor.part.drafts_trees
+    assert on_device.executor.computation.drafts_trees
     accepted = [llm.stats.speculation.num_accepted_tokens for llm in (on_device, by_host)]
     assert accepted[0] > 0
     assert accepted[0] == pytest.approx(accepted[1], rel=0.1)
@@ -228,7 +228,7 @@ def test_most_steps_are_graphs(folder):
         num_gpu_blocks_override=512,
         speculative_config=NGRAM,
     )
-    if llm.executor.part.needs_host_rows:
+    if llm.executor.computation.needs_host_rows:
         pytest.skip("the layers need the host to lay out rows")
     llm.generate([[1, 2, 3]] * 4, SamplingParams(max_tokens=40, ignore_eos=True), use_tqdm=False)
     assert llm.stats.times.num_replayed_steps > 0.8 * llm.stats.times.num_steps

@@ -13,19 +13,19 @@ if not torch.cuda.is_available():
 
 from forerun.train import estimates  # noqa: E402
 from forerun.train.copied_block import begin_from_block  # noqa: E402
-from forerun.train.head_trainer import HeadSettings, HeadTrainer  # noqa: E402
+from forerun.train.eagle3_trainer import Eagle3Trainer, Eagle3TrainSettings  # noqa: E402
 from forerun.train.run import TrainingRun  # noqa: E402
 from forerun.train.run_settings import RunSettings  # noqa: E402
 from forerun.train.target import load_for_training  # noqa: E402
 from tests.train.target_folder import chat_model_folder  # noqa: E402
-from tests.train.test_head_trainer import DRAFT_IDS, learned  # noqa: E402
+from tests.train.test_eagle3_trainer import DRAFT_IDS, learned  # noqa: E402
 
 
 def trainer(device):
     """Of ten steps."""
     target = load_for_training(str(chat_model_folder()), dtype=torch.bfloat16, device=device)
-    settings = HeadSettings(num_steps=10, batch_tokens=200, pass_tokens=100)
-    return HeadTrainer(target, *begin_from_block(target, DRAFT_IDS, seed=0), learned(), settings)
+    settings = Eagle3TrainSettings(num_steps=10, batch_tokens=200, pass_tokens=100)
+    return Eagle3Trainer(target, *begin_from_block(target, DRAFT_IDS, seed=0), learned(), settings)
 
 
 def losses(device):

@@ -8,7 +8,7 @@ import torch
 from forerun import SamplingParams
 from forerun.drafters.neural.device import ChainFunctions
 from forerun.drafters.neural.device_trees import TreeFunctions
-from forerun.executor.device_part import DeviceFunctions
+from forerun.executor.device_computation import DeviceFunctions
 from forerun.models.decoder import build_decoder
 from forerun.models.families import FAMILIES
 from forerun.models.on_device import DeviceParts

@@ -8,7 +8,7 @@ import torch
 
 from forerun import SamplingParams
 from forerun.train.copied_block import begin_from_block
-from forerun.train.head_trainer import HeadSettings, HeadTrainer
+from forerun.train.eagle3_trainer import Eagle3Trainer, Eagle3TrainSettings
 from forerun.train.packaging import save_head
 from forerun.train.selection import LearnedText
 from tests.engines import tiny_llm
@@ -34,9 +34,9 @@ def test_texts_that_were_learnt_by_heart_are_drafted_almost_without_fault(tmp_pa
         LearnedText(number=i, token_ids=text, places=np.arange(PROMPT_LENGTH - 1, LENGTH - 1))
         for i, text in enumerate(written)
     ]
-    settings = HeadSettings(num_steps=200, batch_tokens=8 * LENGTH, learning_rate=4e-3, hybrid_share=0.0)
+    settings = Eagle3TrainSettings(num_steps=200, batch_tokens=8 * LENGTH, learning_rate=4e-3, hybrid_share=0.0)
     draft_ids = torch.from_numpy(np.unique(written))
-    trainer = HeadTrainer(target, *begin_from_block(target, draft_ids, seed=0), texts, settings)
+    trainer = Eagle3Trainer(target, *begin_from_block(target, draft_ids, seed=0), texts, settings)
     for _ in range(settings.num_steps):
         trainer.run_step()
     save_head(tmp_path / "head", trainer.content, trainer.tensors(), layout="speculators", target=target.path)

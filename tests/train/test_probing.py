@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from forerun.train.head_trainer import StepReport
+from forerun.train.eagle3_trainer import StepReport
 from forerun.train.probing import training_rate
 
 

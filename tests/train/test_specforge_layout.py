@@ -13,7 +13,7 @@ from forerun.train.packaging import save_head
 from forerun.train.served_head import served_logits
 from tests.native import needs_kernels
 from tests.train.target_folder import chat_model, chat_model_folder
-from tests.train.test_head_trainer import learned, trainer
+from tests.train.test_eagle3_trainer import learned, trainer
 
 MATRICES = [
     *("fc", "lm_head"),

@@ -14,8 +14,8 @@ from typing import TextIO
 from cyclopts import App, CycloptsError, UnknownOptionError, UnusedCliTokensError
 
 import forerun
-from forerun.cli.command import refuse_fractions
 from forerun.cli.help_screen import HelpScreen
+from forerun.cli.whole_numbers import refuse_fractions
 from forerun.errors import ForerunError
 
 USAGE_ERROR = 2

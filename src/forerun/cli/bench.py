@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import App, Parameter, Token
+from cyclopts import App
 from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
@@ -15,13 +14,14 @@ from rich.table import Table
 from forerun.bench.workloads import LatencyWorkload, ThroughputWorkload
 from forerun.cli import loading
 from forerun.cli.bench_compare import compare
-from forerun.cli.bench_interruption import until_interrupted
 from forerun.cli.bench_replay import replay
 from forerun.cli.bench_serve import serve
 from forerun.cli.command import examples
 from forerun.cli.console import plain_console, status
+from forerun.cli.interruption import until_interrupted
 from forerun.cli.options import REPORT, WORKLOAD, EngineOptions, ReportOptions
-from forerun.cli.output import speculation_json, speculation_rows
+from forerun.cli.speculation_figures import speculation_json, speculation_rows
+from forerun.cli.whole_numbers import Numbers
 
 if TYPE_CHECKING:
     from forerun import LLM
@@ -43,29 +43,6 @@ bench = App(
 bench.command(compare)
 bench.command(replay)
 bench.command(serve)
-
-
-def parse_numbers(_hint: type[Any], tokens: Sequence[Token]) -> tuple[int, ...]:
-    """Read numbers with commas between them.
-
-    Raises:
-        ValueError: one of them is no whole number.
-    """
-    text = tokens[0].value
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise ValueError(f"got {text!r}; must be whole numbers with commas between them, e.g. 1,2,4") from None
-
-
-def show_numbers(numbers: Sequence[int]) -> str:
-    """Numbers in the form of the command line."""
-    return ",".join(map(str, numbers))
-
-
-Numbers = Annotated[
-    tuple[int, ...], Parameter(converter=parse_numbers, n_tokens=1, negative=(), show_default=show_numbers)
-]
 
 
 ENGINE = EngineOptions()

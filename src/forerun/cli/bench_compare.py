@@ -13,20 +13,19 @@ from rich.text import Text
 
 from forerun.bench.workloads import ComparisonWorkload
 from forerun.cli import loading
-from forerun.cli.bench_interruption import until_interrupted
 from forerun.cli.console import plain_console, status
-from forerun.cli.input_files import Prompt, read_kinds, read_yaml
+from forerun.cli.input_files import Prompt, read_configs, read_kinds
+from forerun.cli.interruption import until_interrupted
 from forerun.cli.options import REPORT, WORKLOAD, EngineOptions, Paths, ReportOptions, check_picture
-from forerun.cli.output import speculation_json
+from forerun.cli.speculation_figures import speculation_json
 from forerun.core.stats import PHASES
 from forerun.engine.stats import drafters_line, report_line
-from forerun.errors import ConfigError, ForerunError
+from forerun.errors import ConfigError
 
 if TYPE_CHECKING:
     from forerun.bench.outcomes import Comparison, Outcome
 
 ENGINE, COMPARISON = EngineOptions(), ComparisonWorkload()
-CONFIG_EXAMPLE = "name: {method: ngram, num_speculative_tokens: 5}"
 
 ACCEPTED_COLUMN = "accepted at position 1, 2, ... (%)"
 TEXT_COLUMNS = ("texts", ACCEPTED_COLUMN)
@@ -99,54 +98,6 @@ def _refuse_speculation(engine: EngineOptions) -> None:
         )
     if engine.kv_transfer_config is not None:
         raise ConfigError("--kv-transfer-config: bench compare saves no hidden states; leave it out")
-
-
-def read_configs(path: Path) -> dict[str, dict[str, Any]]:
-    """Read a file of configurations, by name or in a list, and check what can be checked without a model.
-
-    Returns name -> speculative_config; a listed configuration without a `name` gets its description,
-    e.g. "ngram, K=5".
-
-    Raises:
-        ConfigError: the file cannot be read, is not YAML, has a name twice or holds no configuration.
-        ForerunError: a configuration is wrong; the message names it.
-    """
-    from forerun.bench.outcomes import PLAIN  # torch: only when it is needed
-    from forerun.config.speculative_config import AUTO, resolve_speculative
-    from forerun.plan.profile import with_underscores
-
-    given = read_yaml(path, option="--configs", example=CONFIG_EXAMPLE)
-    listed: list[tuple[str | None, Any]] = []
-    if isinstance(given, Mapping):
-        listed = [(str(name), config) for name, config in given.items()]
-    elif isinstance(given, list):
-        listed = [_take_name(config) for config in given]
-    if not listed:
-        raise ConfigError(f"--configs: {path} holds no configuration; write e.g. {CONFIG_EXAMPLE}")
-    configs: dict[str, dict[str, Any]] = {}
-    for number, (given_name, entry) in enumerate(listed, 1):
-        config = {"method": AUTO} if entry == AUTO else entry
-        where = f"--configs: {path}, {given_name or f'number {number}'}"
-        if not isinstance(config, dict):
-            raise ConfigError(f"{where}: got {config!r:.80}; must be a speculative_config, e.g. {CONFIG_EXAMPLE}")
-        try:
-            resolved = resolve_speculative(config)
-        except ForerunError as error:
-            raise type(error)(f"{where}: {error}") from None
-        name = given_name or resolved.describe()
-        if name in (*configs, PLAIN):
-            raise ConfigError(
-                f"{where}: the name {name!r} is taken; give each a name of its own ({PLAIN!r} is decoding without drafts)"
-            )
-        configs[name] = with_underscores(config)
-    return configs
-
-
-def _take_name(config: Any) -> tuple[str | None, Any]:
-    """Split an entry of a list into its name, or None, and the configuration."""
-    if not isinstance(config, dict) or "name" not in config:
-        return None, config
-    return str(config["name"]), {key: value for key, value in config.items() if key != "name"}
 
 
 def _show(found: Comparison, console: Console) -> None:

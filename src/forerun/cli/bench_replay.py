@@ -13,11 +13,11 @@ from rich.table import Table
 from rich.text import Text
 
 from forerun.cli import loading
-from forerun.cli.bench_compare import read_configs
 from forerun.cli.console import plain_console, status
-from forerun.cli.input_files import Prompt, read_kinds
+from forerun.cli.input_files import Prompt, read_configs, read_kinds
+from forerun.cli.interruption import resumable
 from forerun.cli.options import REPORT, EngineOptions, Paths, ReportOptions
-from forerun.cli.output import resumable, speculation_json
+from forerun.cli.speculation_figures import speculation_json
 from forerun.core.writable import check_writable_file
 from forerun.errors import ConfigError, ModelError
 from forerun.models import store

@@ -12,9 +12,10 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from forerun.cli import loading
+from forerun.cli.answer import Answer, read_answer
 from forerun.cli.command import command
 from forerun.cli.options import EngineOptions, SamplingOptions
-from forerun.cli.output import Answer, read_answer, speculation_rows
+from forerun.cli.speculation_figures import speculation_rows
 from forerun.core.outputs import StreamDelta
 from forerun.errors import ForerunError, ModelError, WorkerError, did_you_mean
 

@@ -12,12 +12,12 @@ from rich.text import Text
 
 from forerun.bench.instruments import Progress
 
-WIDTH = 120
+PLENTY = 120
 
 
 def table_width() -> int | None:
     """Columns for tables: None for as many as the terminal has, plenty where there is none."""
-    return None if sys.stdout.isatty() else WIDTH
+    return None if sys.stdout.isatty() else PLENTY
 
 
 def plain_console(*, stderr: bool = False, width: int | None = None, quiet: bool = False) -> Console:

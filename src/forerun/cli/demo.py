@@ -14,10 +14,11 @@ from rich.text import Text
 
 import forerun
 from forerun.cli import loading
+from forerun.cli.answer import Answer, Show, hide, read_answer
 from forerun.cli.command import command
 from forerun.cli.console import plain_console, spinner
 from forerun.cli.options import EngineOptions, JsonFlag
-from forerun.cli.output import Answer, Show, hide, read_answer, speculation_json, speculation_rows
+from forerun.cli.speculation_figures import speculation_json, speculation_rows
 from forerun.core.outputs import Origin, StreamDelta
 from forerun.core.stats import SpeculationStats
 from forerun.errors import ConfigError

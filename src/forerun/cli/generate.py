@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from forerun.cli import loading
+from forerun.cli.answer import Answer, hide, read_answer
 from forerun.cli.command import command
 from forerun.cli.options import EngineOptions, Flag, JsonFlag, SamplingOptions
-from forerun.cli.output import Answer, hide, read_answer, speculation_json
+from forerun.cli.speculation_figures import speculation_json
 from forerun.core.outputs import StreamDelta
 from forerun.errors import ModelError, RequestError
 

@@ -1,18 +1,20 @@
-"""Reads the files that options name: prompts as text or JSON lines, and YAML."""
+"""Reads the files that options name: prompts as text or JSON lines, configurations of drafters, other YAML."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from forerun.errors import ConfigError
+from forerun.errors import ConfigError, ForerunError
 
 Prompt = str | list[dict[str, str]]
 """A text, or a conversation as a list of messages."""
+
+CONFIG_EXAMPLE = "name: {method: ngram, num_speculative_tokens: 5}"
 
 
 def read_kinds(paths: Sequence[Path]) -> dict[str, list[Prompt]]:
@@ -95,6 +97,54 @@ def _is_message(message: Any) -> bool:
     return (
         isinstance(message, dict) and isinstance(message.get("role"), str) and isinstance(message.get("content"), str)
     )
+
+
+def read_configs(path: Path) -> dict[str, dict[str, Any]]:
+    """Read a file of configurations, by name or in a list, and check what can be checked without a model.
+
+    Returns name -> speculative_config; a listed configuration without a `name` gets its description,
+    e.g. "ngram, K=5".
+
+    Raises:
+        ConfigError: the file cannot be read, is not YAML, has a name twice or holds no configuration.
+        ForerunError: a configuration is wrong; the message names it.
+    """
+    from forerun.bench.outcomes import PLAIN  # torch: only when it is needed
+    from forerun.config.speculative_config import AUTO, resolve_speculative
+    from forerun.plan.profile import with_underscores
+
+    given = read_yaml(path, option="--configs", example=CONFIG_EXAMPLE)
+    listed: list[tuple[str | None, Any]] = []
+    if isinstance(given, Mapping):
+        listed = [(str(name), config) for name, config in given.items()]
+    elif isinstance(given, list):
+        listed = [_take_name(config) for config in given]
+    if not listed:
+        raise ConfigError(f"--configs: {path} holds no configuration; write e.g. {CONFIG_EXAMPLE}")
+    configs: dict[str, dict[str, Any]] = {}
+    for number, (given_name, entry) in enumerate(listed, 1):
+        config = {"method": AUTO} if entry == AUTO else entry
+        where = f"--configs: {path}, {given_name or f'number {number}'}"
+        if not isinstance(config, dict):
+            raise ConfigError(f"{where}: got {config!r:.80}; must be a speculative_config, e.g. {CONFIG_EXAMPLE}")
+        try:
+            resolved = resolve_speculative(config)
+        except ForerunError as error:
+            raise type(error)(f"{where}: {error}") from None
+        name = given_name or resolved.describe()
+        if name in (*configs, PLAIN):
+            raise ConfigError(
+                f"{where}: the name {name!r} is taken; give each a name of its own ({PLAIN!r} is decoding without drafts)"
+            )
+        configs[name] = with_underscores(config)
+    return configs
+
+
+def _take_name(config: Any) -> tuple[str | None, Any]:
+    """Split an entry of a list into its name, or None, and the configuration."""
+    if not isinstance(config, dict) or "name" not in config:
+        return None, config
+    return str(config["name"]), {key: value for key, value in config.items() if key != "name"}
 
 
 def read_yaml(path: Path, *, option: str, example: str) -> Any:

@@ -18,13 +18,12 @@ from rich.table import Table
 from forerun.bench.profiling.stages import check_folder, delete_profile, held_profile, is_begun
 from forerun.bench.workloads import check_temperature
 from forerun.cli import loading
-from forerun.cli.bench import parse_numbers
-from forerun.cli.bench_compare import read_configs
 from forerun.cli.command import command
 from forerun.cli.console import bar, plain_console
-from forerun.cli.input_files import Prompt, read_kinds
+from forerun.cli.input_files import Prompt, read_configs, read_kinds
+from forerun.cli.interruption import resumable
 from forerun.cli.options import SPECULATIVE_OPTIONS, Duration, EngineOptions, Flag, JsonFlag, Paths
-from forerun.cli.output import resumable
+from forerun.cli.whole_numbers import parse_numbers
 from forerun.errors import ConfigError
 from forerun.plan.profile import PROFILE_FILE, SERVERS_KERNELS
 

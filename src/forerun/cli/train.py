@@ -18,8 +18,8 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from forerun.cli import loading
 from forerun.cli.command import command
 from forerun.cli.console import plain_console
+from forerun.cli.interruption import resumable
 from forerun.cli.options import Duration, Flag, JsonFlag
-from forerun.cli.output import resumable
 from forerun.train.torch_environment import set_torch_environment
 
 if TYPE_CHECKING:

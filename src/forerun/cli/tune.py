@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields, replace
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -19,12 +20,11 @@ from rich.text import Text
 import forerun
 from forerun.bench.workloads import check_temperature
 from forerun.cli import loading
-from forerun.cli.bench_compare import read_configs
 from forerun.cli.command import command
 from forerun.cli.console import plain_console, status
-from forerun.cli.input_files import read_prompts
+from forerun.cli.input_files import read_configs, read_prompts
+from forerun.cli.interruption import resumable
 from forerun.cli.options import SPECULATIVE_OPTIONS, EngineOptions, Flag, JsonFlag, Words
-from forerun.cli.output import resumable
 from forerun.errors import ConfigError
 from forerun.plan.profile import PROFILE_FILE
 
@@ -274,26 +274,33 @@ def _limits(load: OfferedLoad, search: SearchOptions, engine: EngineOptions) -> 
     from forerun.plan.tuning.candidates import BatchLimits
 
     usual = BatchLimits(max_num_seqs=engine.max_num_seqs, max_num_batched_tokens=engine.max_num_batched_tokens)
-    may_fill = load.concurrency is None or load.concurrency > engine.max_num_seqs
-    seqs, tokens = search.try_max_num_seqs, search.try_max_num_batched_tokens
-    fewer_seqs = [engine.max_num_seqs // 4] if may_fill and engine.max_num_seqs >= 4 else []
-    fewer_tokens = [engine.max_num_batched_tokens // 4] if may_fill and engine.max_num_batched_tokens >= 4 else []
+    may_fill = load.concurrency is None or load.concurrency > usual.max_num_seqs
     found = [usual]
-    given_seqs, given_tokens = (engine.max_num_seqs, *(seqs or ())), (engine.max_num_batched_tokens, *(tokens or ()))
-    for max_num_seqs in (engine.max_num_seqs, *(fewer_seqs if seqs is None else seqs)):
-        for max_num_batched_tokens in (engine.max_num_batched_tokens, *(fewer_tokens if tokens is None else tokens)):
-            limits = BatchLimits(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
-            was_asked_for = max_num_seqs in given_seqs and max_num_batched_tokens in given_tokens
-            if max_num_seqs < 1 or max_num_batched_tokens < max_num_seqs:
-                if was_asked_for and limits != usual:
-                    raise ConfigError(
-                        f"--try-max-num-seqs, --try-max-num-batched-tokens: got {max_num_seqs} sequences with "
-                        f"{max_num_batched_tokens} tokens; each sequence needs a token, and there must be one or more"
-                    )
-                continue
-            if limits not in found:
-                found.append(limits)
+    for (max_num_seqs, is_asked), (max_num_batched_tokens, are_asked) in product(
+        _values(usual.max_num_seqs, search.try_max_num_seqs, may_fill=may_fill),
+        _values(usual.max_num_batched_tokens, search.try_max_num_batched_tokens, may_fill=may_fill),
+    ):
+        limits = BatchLimits(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
+        if limits in found:
+            continue
+        if 1 <= max_num_seqs <= max_num_batched_tokens:
+            found.append(limits)
+        elif is_asked and are_asked:
+            raise ConfigError(
+                f"--try-max-num-seqs, --try-max-num-batched-tokens: got {max_num_seqs} sequences with "
+                f"{max_num_batched_tokens} tokens; each sequence needs a token, and there must be one or more"
+            )
     return found
+
+
+def _values(usual: int, tried: Sequence[int] | None, *, may_fill: bool) -> list[tuple[int, bool]]:
+    """The usual value of a limit and others to be tried, and of each whether the user gave it.
+
+    Where the user names none to try, that is a quarter of it, if the load may reach the limit.
+    """
+    if tried is not None:
+        return [(value, True) for value in (usual, *tried)]
+    return [(usual, True), (usual // 4, False)] if may_fill and usual >= 4 else [(usual, True)]
 
 
 def _identity(settings: TuningSettings, target: LoadedTarget, profile: Path | None) -> dict[str, Any]:

@@ -28,10 +28,9 @@ from forerun.core.step import (
 )
 from forerun.drafters.base import Drafter, DraftRequest
 from forerun.executor.batch import sequence_rows
-from forerun.executor.device_launch import Launch, in_order_of_rows, known_drafts, refused_in, wants_logits
-from forerun.executor.device_part import (
+from forerun.executor.device_computation import (
+    DeviceComputation,
     DeviceFunctions,
-    DevicePart,
     HostRows,
     Ints,
     StepOutputs,
@@ -39,6 +38,7 @@ from forerun.executor.device_part import (
     most_asked_of,
     plan_values,
 )
+from forerun.executor.device_launch import Launch, in_order_of_rows, known_drafts, refused_in, wants_logits
 from forerun.executor.device_results import unpack
 from forerun.executor.device_slots import DeviceSlots, check_device_rules
 from forerun.executor.host_copies import LateCopy, StepSpan, free_bytes, to_device
@@ -80,7 +80,7 @@ class DeviceExecutor(LocalExecutor):
     def __init__(self, slots: DeviceSlots, **parts: Any) -> None:
         super().__init__(**parts)
         self.slots = slots
-        self.part = DevicePart(
+        self.computation = DeviceComputation(
             model=self.model,
             attention=self._attention,
             cache=self.cache,
@@ -106,21 +106,21 @@ class DeviceExecutor(LocalExecutor):
         super().release(ended)
         for one in ended:
             self.slots.release(one.seq_id)
-            if self.part.chains is not None:
-                self.part.chains.forget(one.seq_id)
+            if self.computation.chains is not None:
+                self.computation.chains.forget(one.seq_id)
 
     def replace_drafter(self, drafter: Drafter) -> None:
         """See `LocalExecutor`."""
         with self._computing():
             self._read_all()
         super().replace_drafter(drafter)
-        self.part.use_drafter(drafter)
+        self.computation.use_drafter(drafter)
         if self.graphs is not None:
             self.graphs.forget()
 
     def use_graphs(self, sizes: Listing[int], recorder: Recorder) -> None:
         """Record steps of these numbers of rows from now on, where the device can lay out rows by itself."""
-        if self.part.needs_host_rows:
+        if self.computation.needs_host_rows:
             return
         buffers = StepBuffers(
             max(sizes),
@@ -129,12 +129,12 @@ class DeviceExecutor(LocalExecutor):
             vocab_size=self.model.vocab_size,
             device=self.model.device,
         )
-        drafts_chains = self.part.drafts and not self.part.drafts_trees
+        drafts_chains = self.computation.drafts and not self.computation.drafts_trees
         has_trees = self.slots.table.draft_tokens.shape[1] > 1 and not drafts_chains
         self.graphs = StepGraphs(self._run_alone, buffers, sorted(sizes), recorder, has_trees=has_trees)
         started, before = time.perf_counter(), free_bytes(self.model.device)
         with self._computing():
-            self.graphs.prepare(drafts=self.part.drafts, shows_progress=sys.stderr.isatty())
+            self.graphs.prepare(drafts=self.computation.drafts, shows_progress=sys.stderr.isatty())
         logger.info(
             "recorded %d CUDA graphs in %.1f s; they take %.0f MiB",
             self.graphs.num_recorded,
@@ -197,7 +197,7 @@ class DeviceExecutor(LocalExecutor):
     def _must_read_first(self, plan: StepPlan, states: Listing[SequenceState]) -> bool:
         """Whether the host must know how the step before went before this one can begin."""
         before = self._unread[-1]
-        if len(self._unread) > 1 or before.is_wanted_first or (plan.is_pending and self.part.needs_host_rows):
+        if len(self._unread) > 1 or before.is_wanted_first or (plan.is_pending and self.computation.needs_host_rows):
             return True
         is_ahead = {planned.seq_id for planned in before.plan.sequences}
         for planned, state in zip(plan.sequences, states, strict=True):
@@ -221,7 +221,7 @@ class DeviceExecutor(LocalExecutor):
         values = plan_values(sequences, taken, drafted)
         most_asked = most_asked_of(values)
         host = None if step is None else self._host_rows(step)
-        has_trees = self.part.drafts_trees or any(draft.parents is not None for draft in drafts)
+        has_trees = self.computation.drafts_trees or any(draft.parents is not None for draft in drafts)
         reads_logits = wants_logits(sequences, states)
         holders = self.slots.forget_texts([planned.seq_id for planned in sequences])
         built, on_device = time.perf_counter(), self._send(values)
@@ -232,7 +232,7 @@ class DeviceExecutor(LocalExecutor):
                 masks,
                 num_rows=num_rows,
                 has_trees=has_trees,
-                drafts=most_asked > 0 or self.part.always_drafts,
+                drafts=most_asked > 0 or self.computation.always_drafts,
             )
         if recorded is not None:
             span = StepSpan(self.model.device)
@@ -241,7 +241,7 @@ class DeviceExecutor(LocalExecutor):
         else:
             tensors = self._tensors(on_device, masks, sequences, num_rows=num_rows)
             span = StepSpan(self.model.device)
-            outputs = self.part.run(tensors, host, has_trees=has_trees, most_asked=most_asked)
+            outputs = self.computation.run(tensors, host, has_trees=has_trees, most_asked=most_asked)
         span.end()
         copy = LateCopy(outputs.packed[: len(sequences)])
         if not reads_logits:
@@ -273,8 +273,8 @@ class DeviceExecutor(LocalExecutor):
 
     def _run_alone(self, step: StepTensors, has_trees: bool, drafts: bool) -> StepOutputs:
         """A step as graphs hold it, with as many passes of a drafter as the longest draft takes."""
-        most_asked = self.slots.table.draft_tokens.shape[1] if drafts and self.part.drafts else 0
-        return self.part.run(step, None, has_trees=has_trees, most_asked=most_asked)
+        most_asked = self.slots.table.draft_tokens.shape[1] if drafts and self.computation.drafts else 0
+        return self.computation.run(step, None, has_trees=has_trees, most_asked=most_asked)
 
     def _send(self, plan: Ints) -> Tensor:
         """Send a plan, and with it what the host has changed in the table, which is written there; returns the plan on the device."""
@@ -284,7 +284,7 @@ class DeviceExecutor(LocalExecutor):
         padded[:, :num_sequences] = plan
         sent = to_device(np.concatenate([padded.ravel(), changes.ravel()]), self.model.device)
         if changes.size:
-            self.part.compute.place(sent[padded.size :].view(4, -1), self.slots.table)
+            self.computation.compute.place(sent[padded.size :].view(4, -1), self.slots.table)
         self.slots.changes_are_sent()
         return sent[: padded.size].view(padded.shape)[:, :num_sequences]
 
@@ -335,7 +335,7 @@ class DeviceExecutor(LocalExecutor):
             for place in range(planned.num_prompt_logits)
         ]
         return HostRows(
-            sequences=sequence_rows(step.sequences, step.drafts) if self.part.needs_host_rows else [],
+            sequences=sequence_rows(step.sequences, step.drafts) if self.computation.needs_host_rows else [],
             prompt_logits=to_device(np.array(rows, dtype=np.int64), self.model.device),
         )
 
@@ -396,7 +396,7 @@ class DeviceExecutor(LocalExecutor):
         self, launch: Launch, step: PreparedStep, results: Listing[SequenceResult], drafts: Listing[Draft]
     ) -> None:
         """Take over what the device has drafted, and tell the drafter which tokens its network has read there."""
-        chains = self.part.chains
+        chains = self.computation.chains
         for planned, state, result, draft, is_own in zip(
             step.sequences, step.states, results, drafts, launch.has_own_drafts, strict=True
         ):
@@ -446,9 +446,9 @@ class DeviceExecutor(LocalExecutor):
     def _drafts_on_device(self, planned: PlannedSequence, state: SequenceState) -> bool:
         """Whether the device drafts for a sequence: where grammar or prediction know of its text, the host does."""
         knows_text = state.rules.grammar is not None or bool(state.spec.prediction_ids)
-        chains = self.part.chains
+        chains = self.computation.chains
         if chains is None:
-            return self.part.ngrams is not None and not knows_text
+            return self.computation.ngrams is not None and not knows_text
         is_asked = planned.reaches_end and planned.num_tail > 0 and not knows_text
         request = self._chain_request(
             planned, state, num_computed=planned.start + planned.num_tail - 1, max_tokens=planned.draft_limit * is_asked

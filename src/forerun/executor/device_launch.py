@@ -12,7 +12,7 @@ from forerun.core.draft import NO_DRAFT, Draft
 from forerun.core.stats import StepTimes
 from forerun.core.step import PlannedSequence, StepPlan, StepResult
 from forerun.errors import ForerunError
-from forerun.executor.device_part import StepOutputs
+from forerun.executor.device_computation import StepOutputs
 from forerun.executor.device_slots import Holder
 from forerun.executor.host_copies import LateCopy, StepSpan, to_device
 from forerun.executor.local import PreparedStep, SequenceState

@@ -14,7 +14,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from forerun.errors import DeviceLostError, one_line
-from forerun.executor.device_part import PLAN_FIELDS, StepOutputs, StepTensors
+from forerun.executor.device_computation import PLAN_FIELDS, StepOutputs, StepTensors
 from forerun.executor.host_copies import to_device
 from forerun.executor.row_masks import RowMasks
 from forerun.models.base import TargetModel

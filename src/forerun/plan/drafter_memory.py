@@ -5,7 +5,6 @@ No torch is needed for that: sizes are those of the files' headers and of the pr
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,8 +16,15 @@ from forerun.core.finite_numbers import is_number
 from forerun.drafters.registry import DRAFTERS, method_of_checkpoint, renamed_method
 from forerun.errors import ConfigError, ForerunError
 from forerun.models.gguf.file import open_gguf
-from forerun.models.model_folder import CONFIG_FILE, QUANTIZATION_KEY, find_gguf, read_json
-from forerun.models.weights_summary import HEADER_LENGTH, MOST_HEADER_BYTES
+from forerun.models.model_folder import (
+    CONFIG_FILE,
+    INDEX_FILE,
+    QUANTIZATION_KEY,
+    SINGLE_FILE,
+    find_gguf,
+    read_json,
+    read_safetensors_header,
+)
 from forerun.plan.profile import Profile, with_underscores
 
 LOOK_UPS = ("ngram", "ngram_gpu", "suffix", "recycle", "extract_hidden_states")
@@ -40,7 +46,6 @@ MOST_ROUNDED, LEAST_ROUNDED = 34 / 32, 18 / 32
 
 FLOATS = ("F64", "F32", "F16", "BF16")
 EMBEDDINGS = ("embed_tokens.weight", "token_embd.weight")  # as names of them end
-SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 
 UNREADABLE = (
     ForerunError,
@@ -238,7 +243,7 @@ def _num_bytes(folder: Path, loading: _Loading) -> int:
     config = folder / CONFIG_FILE
     if not loading.keeps_blocks and config.is_file() and read_json(config).get(QUANTIZATION_KEY):
         return 0
-    tensors = [item for file in _safetensors(folder) for item in _header(file).items() if item[0] != "__metadata__"]
+    tensors = [item for file in _safetensors(folder) for item in read_safetensors_header(file).items()]
     return sum(
         loading.floats(name, one["shape"])
         if one["dtype"] in FLOATS
@@ -252,13 +257,6 @@ def _safetensors(folder: Path) -> list[Path]:
     if (folder / SINGLE_FILE).exists():
         return [folder / SINGLE_FILE]
     return [folder / name for name in sorted(set(read_json(folder / INDEX_FILE)["weight_map"].values()))]
-
-
-def _header(file: Path) -> dict[str, Any]:
-    with file.open("rb") as stream:
-        length = int.from_bytes(stream.read(HEADER_LENGTH), "little")
-        found: dict[str, Any] = json.loads(stream.read(min(length, MOST_HEADER_BYTES)))
-    return found
 
 
 def models_of(config: Any) -> list[str]:

@@ -7,7 +7,6 @@ step compare times, whatever a step yields.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from forerun.core.integers import is_integer
 from forerun.errors import ConfigError, did_you_mean
 from forerun.plan.corrections import FEWEST_STEPS, LEAST, MOST, AppliedCorrections, Corrections
 from forerun.plan.deployment_planner import corrected
+from forerun.plan.load_test_file import read_load_test_file
 from forerun.plan.profile import PLAIN, Profile
 from forerun.plan.simulation.profiled import profiled_engine
 from forerun.plan.simulation.requests import SimulatedRequest
@@ -75,33 +75,15 @@ def read_load_test(path: Path) -> LoadTest:
     """Read the result of `forerun bench serve` or `vllm bench serve` with --save-detailed.
 
     Raises:
-        ConfigError: the file cannot be read, has not the times of its requests, or has failed or unfinished ones.
+        ConfigError: see `read_load_test_file`; or a time, a length or the server's count of drafts cannot be.
     """
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or 'unreadable'}; give the result of a load test") from None
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: not JSON ({error}); give the result of one load test") from None
-    missing = [key for key in ARRAYS if not isinstance(found, dict) or not isinstance(found.get(key), list)]
-    if missing:
-        raise ConfigError(f"{path}: has no {', '.join(missing)}; save a load test with --save-detailed")
-    arrays = [found[key] for key in ARRAYS]
-    if len({len(one) for one in arrays}) != 1:
-        raise ConfigError(f"{path}: {', '.join(ARRAYS)} differ in length; save the load test anew")
-    errors, num_accepted = found.get("errors") or [], found.get(ACCEPTED) or 0
-    if not isinstance(errors, list):
-        raise ConfigError(f"{path}: got errors={errors!r:.60}; must be a list: save the load test anew")
+    saved = read_load_test_file(path, *ARRAYS)
+    num_accepted = saved.content.get(ACCEPTED) or 0
     if not is_integer(num_accepted):
         raise ConfigError(
             f"{path}: got {ACCEPTED}={num_accepted!r:.60}; must be a whole number: save the load test anew"
         )
-    if found.get("unfinished"):
-        raise ConfigError(f"{path}: was interrupted with requests under way, so that the load is not known; test anew")
-    failed = sum(1 for error in errors if error)
-    if failed:
-        raise ConfigError(f"{path}: {failed} requests failed, so that the load is not known; test without failures")
-    return _load_test(path, list(zip(*arrays, strict=True)), num_accepted)
+    return _load_test(path, saved.requests, num_accepted)
 
 
 def _load_test(path: Path, records: Sequence[tuple[Any, ...]], num_accepted: int) -> LoadTest:

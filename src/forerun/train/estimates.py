@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from forerun.errors import ConfigError
-from forerun.train.head_trainer import BATCH_TOKENS
+from forerun.train.eagle3_trainer import BATCH_TOKENS
 
 CURVE = (
     (3e5, 1.25),

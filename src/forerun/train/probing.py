@@ -11,7 +11,7 @@ import numpy as np
 
 from forerun.core.sampling_params import SamplingParams
 from forerun.llm import LLM
-from forerun.train.head_trainer import HeadTrainer
+from forerun.train.eagle3_trainer import Eagle3Trainer
 from forerun.train.measuring import NUM_TIMED, NUM_TOKENS, TEMPERATURES
 from forerun.train.selection import LearnedText
 
@@ -49,7 +49,7 @@ class WritingPace:
         return generated * self.num_answers / self.num_generated
 
 
-def training_rate(trainer: HeadTrainer, *, num_steps: int = PROBE_STEPS) -> tuple[float, int]:
+def training_rate(trainer: Eagle3Trainer, *, num_steps: int = PROBE_STEPS) -> tuple[float, int]:
     """Return the tokens that are trained in a second, from some steps of a head that is thrown away, and its weights."""
     trainer.run_step().total.item()  # memory is taken, and a GPU, which computes a step after it was called, has done so
     begin, before = time.monotonic(), trainer.num_tokens

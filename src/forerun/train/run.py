@@ -31,8 +31,8 @@ from forerun.models.tokenizer import Tokenizer
 from forerun.train.batches import Batches
 from forerun.train.conversations import ChatMarks, InventedConversations, Plans, read_conversations
 from forerun.train.copied_block import begin_from_block, check_block
+from forerun.train.eagle3_trainer import PASS_TOKENS, TAUGHT_STEPS, Eagle3Trainer, Eagle3TrainSettings
 from forerun.train.estimates import Estimate, Rates, count_steps, plan_tokens
-from forerun.train.head_trainer import PASS_TOKENS, TAUGHT_STEPS, HeadSettings, HeadTrainer
 from forerun.train.induction_heads import add_induction_heads
 from forerun.train.initial_weights import feature_layers
 from forerun.train.kept_features import FeaturesInMemory, KeptFeatures
@@ -285,7 +285,7 @@ class TrainingRun:
         shutil.rmtree(self.folder.features, ignore_errors=True)  # before it is noted that nobody will come here again
         self.folder.finish("train")
 
-    def trainer(self, selection: Selection, *, num_steps: int) -> HeadTrainer:
+    def trainer(self, selection: Selection, *, num_steps: int) -> Eagle3Trainer:
         """A trainer at its beginning."""
         kept = self._kept() or self._kept_in_memory()
         return self._trainer(selection.learned, selection.draft_ids, num_steps=num_steps, kept=kept)
@@ -493,13 +493,13 @@ class TrainingRun:
         *,
         num_steps: int,
         kept: KeptFeatures | FeaturesInMemory | None,
-    ) -> HeadTrainer:
+    ) -> Eagle3Trainer:
         ids, seed = torch.from_numpy(draft_ids), self.settings.seed
         begun = self._begun or begin_from_block(self.target, ids, seed=seed)
         embeddings = self.target.model.embed(ids.to(self.target.model.device)).cpu()
         content, tensors = add_induction_heads(*begun, embeddings, seed=seed)
         has_learnt_to_copy = self._begun is not None and NUM_INDUCTION_HEADS in self._begun[0]
-        settings = HeadSettings(
+        settings = Eagle3TrainSettings(
             num_steps=num_steps,
             taught_steps=0 if has_learnt_to_copy else TAUGHT_STEPS,
             batch_tokens=self.settings.batch_tokens,
@@ -507,7 +507,7 @@ class TrainingRun:
             learning_rate=self.settings.learning_rate,
             seed=seed,
         )
-        return HeadTrainer(self.target, content, tensors, texts, settings, kept)
+        return Eagle3Trainer(self.target, content, tensors, texts, settings, kept)
 
     def _origin(self) -> str:
         """Where the texts came from."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from forerun.errors import ConfigError
 from forerun.models.fingerprint import fingerprint_of_files
-from forerun.train.head_trainer import BATCH_TOKENS
+from forerun.train.eagle3_trainer import BATCH_TOKENS
 from forerun.train.packaging import LAYOUTS, STORED_AS
 
 LEAST_BUDGET = 120.0  # seconds: less trains nothing

@@ -14,7 +14,7 @@ from forerun.errors import ConfigError
 from forerun.kv.cache import KVCache
 from forerun.models.base import LoadedTarget
 from forerun.models.heads.eagle3 import load_eagle3
-from forerun.train.head_trainer import HeadTrainer
+from forerun.train.eagle3_trainer import Eagle3Trainer
 from forerun.train.observer import ObservedTexts
 from forerun.train.selection import LearnedText
 from forerun.train.target import BLOCK_SIZE
@@ -23,7 +23,7 @@ MOST_DISTANCE = 0.1
 """Half the sum of |p - q| over tokens, on average over places: roundings of bf16 give up to 0.02, a wrong layer 0.5 and more."""
 
 
-def check_served_head(trainer: HeadTrainer, folder: Path, target: LoadedTarget, text: LearnedText) -> None:
+def check_served_head(trainer: Eagle3Trainer, folder: Path, target: LoadedTarget, text: LearnedText) -> None:
     """Compute a text with the head in training and with the one that was stored of it.
 
     Args:

@@ -1,4 +1,4 @@
-"""Trains a head on texts for one target, and saves it."""
+"""Trains a head of any kind on texts for one target, in memory; `forerun train` has `eagle3_trainer` instead."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from torch.nn.utils import clip_grad_norm_
 
 from forerun.errors import ConfigError
 from forerun.models.base import LoadedTarget
-from forerun.models.checkpoint import SINGLE_FILE, StateDict
-from forerun.models.model_folder import CONFIG_FILE
+from forerun.models.checkpoint import StateDict
+from forerun.models.model_folder import CONFIG_FILE, SINGLE_FILE
 from forerun.train.initial_weights import InitialWeights
 from forerun.train.kept_files import write_tensors, write_text
 from forerun.train.recipes import RECIPES

@@ -12,10 +12,10 @@ from forerun.models.config import DecoderConfig
 from forerun.models.decoder import Decoder, Layers
 from forerun.models.sharding import Shard, part_of_layer, tiles_of
 from forerun.ops.layers import Head
-from forerun.ops.native.layers import NativeLayer, NativeLayers, PackedHead, PackedLinear
+from forerun.ops.native.layers import NativeLayer, NativeLayers, PackedHead
 from forerun.ops.native.library import Kernels
 from forerun.ops.native.memory import Arena
-from forerun.ops.native.sharded.contents import HeadContent, LayersContent, to_bytes
+from forerun.ops.native.sharded.contents import LayersContent, to_bytes
 from forerun.ops.native.sharded.exchange import ExchangeSizes, Leader
 from forerun.ops.native.sharded.layers import HeadPart, ShardedDraftHead, ShardedDraftLayers, ShardedHead
 from forerun.ops.native.sharded.messages import Nothing, TakeHead, TakeLayers
@@ -101,10 +101,9 @@ class DrafterRanks:
         parts = []
         for rank in range(self.num_ranks):
             tiles = tiles_of(weight.outputs, rank, self.num_ranks)
-            own = PackedLinear(self._kernels, take_tiles(weight, [tiles], Arena()))
-            parts.append(HeadPart.of(head, own, tiles.start))
-        number = self._hand_out(TakeHead, [to_bytes(HeadContent.of(part)) for part in parts[1:]])
-        weakref.finalize(parts[0].linear.weight.data, self._leader.drop, number)
+            parts.append(HeadPart.of(head, take_tiles(weight, [tiles], Arena()), tiles.start))
+        number = self._hand_out(TakeHead, [to_bytes(part) for part in parts[1:]])
+        weakref.finalize(parts[0].weight.data, self._leader.drop, number)
         return _draft_head(head, parts[0], self._leader, number)
 
     @property

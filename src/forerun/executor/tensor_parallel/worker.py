@@ -23,7 +23,7 @@ from forerun.ops.native.formats import WEIGHT_FORMATS
 from forerun.ops.native.layers import NativeLayers, PackedHead
 from forerun.ops.native.library import Kernels, kernels_of_level
 from forerun.ops.native.memory import Arena
-from forerun.ops.native.sharded.contents import HeadContent, LayersContent, from_bytes
+from forerun.ops.native.sharded.contents import LayersContent, from_bytes
 from forerun.ops.native.sharded.exchange import Exchange
 from forerun.ops.native.sharded.layers import HeadPart, LayersPart
 from forerun.ops.native.sharded.messages import (
@@ -112,8 +112,7 @@ class Worker:
                 content: LayersContent = self._borrowed(message.places)
                 self._layers[message.number] = OwnLayers(content.part(self._kernels), content.kv_specs)
             case TakeHead():
-                head_content: HeadContent = self._borrowed(message.places)
-                self._heads[message.number] = head_content.part(self._kernels)
+                self._heads[message.number] = self._borrowed(message.places)
             case Drop():
                 for held in (self._layers, self._heads, self._caches):
                     held.pop(message.number, None)

@@ -17,6 +17,7 @@ from forerun.core.file_version import is_version
 from forerun.core.finite_numbers import is_number
 from forerun.core.integers import is_integer
 from forerun.errors import ConfigError, did_you_mean
+from forerun.plan.load_test_file import read_load_test_file
 from forerun.plan.simulation.requests import SimulatedRequest
 
 MOONCAKE_PIECE = 512  # tokens that a hash id of mooncake's traces names
@@ -238,47 +239,12 @@ def _azure_time(line: _Line, text: str | None) -> float:
 
 
 def _read_load_test(path: Path, _: int) -> list[SimulatedRequest]:
-    """What `forerun bench serve` or `vllm bench serve` saves with --save-detailed, or `forerun simulate`: one JSON object."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: not JSON ({error}); give the result of one load test") from None
-    if isinstance(found, list):
-        raise ConfigError(
-            f"{path}: is a list, as ShareGPT's files; these have no times: give a load for them, see --load"
-        )
-    if not isinstance(found, dict) or not all(isinstance(found.get(key), list) for key in LOAD_TEST_KEYS):
-        raise ConfigError(f"{path}: has no {', '.join(LOAD_TEST_KEYS)}; save a load test with --save-detailed")
-    if found.get("unfinished"):
-        raise ConfigError(
-            f"{path}: was interrupted with requests under way, whose lengths are not known; give a load test that ended"
-        )
-    starts, prompts, answers = (found[key] for key in LOAD_TEST_KEYS)
-    waits = found.get("queue_times") or [0.0] * len(starts)
-    errors = found.get("errors") or [""] * len(starts)
-    arrays = {
-        "start_times": starts,
-        "input_lens": prompts,
-        "output_lens": answers,
-        "queue_times": waits,
-        "errors": errors,
-    }
-    for name, array in arrays.items():
-        if not isinstance(array, list):
-            raise ConfigError(f"{path}: got {name}={array!r:.60}; must be a list: save the load test again")
-    if len(set(map(len, arrays.values()))) != 1:
-        counts = ", ".join(f"{len(array)} {name}" for name, array in arrays.items())
-        raise ConfigError(f"{path}: has {counts}; must be as many of each: save the load test again")
+    """The requests of a load test, each when it was due: its client may have waited before it sent it."""
+    saved = read_load_test_file(path, *LOAD_TEST_KEYS, queue_times=0.0)
     times: list[float] = []
     lengths: list[tuple[int, int]] = []
-    for number, (start, wait, num_prompt, num_output, failure) in enumerate(
-        zip(starts, waits, prompts, answers, errors, strict=True)
-    ):
+    for number, (start, num_prompt, num_output, wait) in enumerate(saved.requests):
         line = _Request(path, number)
-        if failure:
-            raise line.error(
-                f"failed ({failure!r:.60}), so that its length is not known; give a load test without failures"
-            )
         time = line.number_of("start_times", start) - line.number_of("queue_times", wait)
         _add_time(times, time, line)
         lengths.append((line.tokens("input_lens", num_prompt), line.tokens("output_lens", num_output)))

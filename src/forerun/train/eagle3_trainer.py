@@ -43,7 +43,7 @@ MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeadSettings:
+class Eagle3TrainSettings:
     """How a head is trained: AdamW with a linear warm-up and a cosine decay; the losses of `draft_loss` and `attention_loss`.
 
     Raises:
@@ -102,7 +102,7 @@ class StepReport:
         return self.total.item()
 
 
-class HeadTrainer:
+class Eagle3Trainer:
     """A head in training: fp32 masters and the optimiser's moments; products are computed in the target's dtype."""
 
     def __init__(
@@ -111,7 +111,7 @@ class HeadTrainer:
         content: Mapping[str, Any],
         tensors: Mapping[str, Tensor],
         texts: Sequence[LearnedText],
-        settings: HeadSettings,
+        settings: Eagle3TrainSettings,
         kept: KeptFeatures | FeaturesInMemory | None = None,
     ) -> None:
         self.settings = settings

@@ -16,11 +16,11 @@ from forerun.errors import ConfigError
 from forerun.models.checkpoint import SafetensorsCheckpoint, StateDict, renamed
 from forerun.models.heads.eagle3 import MASK, PEagleHead, canonical_name
 from forerun.models.heads.reader import HeadReader
-from forerun.train import head_trainer
+from forerun.train import eagle3_trainer
 from forerun.train.attention import FlashUnrolledAttention, UnrolledAttention
 from forerun.train.copied_block import begin_from_block
 from forerun.train.draft_loss import ROWS_AT_ONCE
-from forerun.train.head_trainer import HeadSettings, HeadTrainer
+from forerun.train.eagle3_trainer import Eagle3Trainer, Eagle3TrainSettings
 from forerun.train.induction_heads import add_induction_heads
 from forerun.train.objectives import peagle_loss, unrolled_loss
 from forerun.train.packaging import LAYOUTS, save_head
@@ -46,13 +46,13 @@ def learned(count=24, length=30):
 
 
 def trainer(target=None, *, adds_heads=False, **changes):
-    settings = HeadSettings(
+    settings = Eagle3TrainSettings(
         **({"num_steps": 6, "batch_tokens": 200, "pass_tokens": 100, "measured_every": 1} | changes)
     )
     begun = begin_from_block(chat_model(), DRAFT_IDS, seed=0)
     if adds_heads:
         begun = add_induction_heads(*begun, chat_model().model.embed(DRAFT_IDS), seed=0)
-    return HeadTrainer(target or chat_model(), *begun, learned(), settings)
+    return Eagle3Trainer(target or chat_model(), *begun, learned(), settings)
 
 
 @functools.cache
@@ -89,7 +89,7 @@ def gradients_of_a_step(own, monkeypatch):
     """The head's gradients, one after the other, and what the step reports."""
     found = []
     monkeypatch.setattr(
-        head_trainer, "clip_grad_norm_", lambda tensors, _: found.extend(t.grad.clone() for t in tensors)
+        eagle3_trainer, "clip_grad_norm_", lambda tensors, _: found.extend(t.grad.clone() for t in tensors)
     )
     report = own.run_step()
     return torch.cat([gradient.flatten() for gradient in found]), report
@@ -264,7 +264,7 @@ def test_attention_for_other_devices_gives_the_same_gradients(monkeypatch):
     found = []
     for attention in (FlashUnrolledAttention, UnrolledAttention):
         monkeypatch.setattr(
-            head_trainer, "unrolled_attention", lambda num_texts, device, kernels, kind=attention: kind(num_texts)
+            eagle3_trainer, "unrolled_attention", lambda num_texts, device, kernels, kind=attention: kind(num_texts)
         )
         training = trainer(torch_target(), adds_heads=True)
         loss = training._loss(training.observe(learned(4)), [0.1, 0.08, 0.06], [0.1, 0.1, 0.1], None)
@@ -277,7 +277,7 @@ def test_attention_for_other_devices_gives_the_same_gradients(monkeypatch):
 
 @pytest.mark.parametrize("attention", [FlashUnrolledAttention, UnrolledAttention])
 def test_a_step_makes_all_tensors_on_the_targets_device(monkeypatch, attention):
-    monkeypatch.setattr(head_trainer, "unrolled_attention", lambda num_texts, device, kernels: attention(num_texts))
+    monkeypatch.setattr(eagle3_trainer, "unrolled_attention", lambda num_texts, device, kernels: attention(num_texts))
     training = trainer(torch_target(), adds_heads=True, masked_every=1)
     training.run_step()  # plans the batches, which is done on the CPU
     heads = [training._head() for _ in range(10)]  # whose tables of rotations are made there, too, and then moved
@@ -296,7 +296,7 @@ def test_a_state_of_a_head_that_drafts_other_tokens_is_refused(tmp_path):
     trainer().save(path)
     begun = begin_from_block(chat_model(), DRAFT_IDS + 1 - DRAFT_IDS // 250, seed=0)
     assert len(begun[1]["d2t"]) == len(DRAFT_IDS)
-    other = HeadTrainer(chat_model(), *begun, learned(), HeadSettings(num_steps=6))
+    other = Eagle3Trainer(chat_model(), *begun, learned(), Eagle3TrainSettings(num_steps=6))
     with pytest.raises(ConfigError, match=r"the head in it drafts other tokens.*delete it to train from the beginning"):
         other.resume(path)
 
@@ -325,4 +325,4 @@ def test_the_engine_computes_the_trainers_logits():
 @pytest.mark.parametrize("name", ["num_steps", "batch_tokens", "num_passes", "learning_rate"])
 def test_settings_out_of_range_are_refused(name):
     with pytest.raises(ConfigError, match=f"{name}: got 0; must be above 0"):
-        HeadSettings(**({"num_steps": 1} | {name: 0}))
+        Eagle3TrainSettings(**({"num_steps": 1} | {name: 0}))

@@ -1,4 +1,4 @@
-"""The part of a step that the device computes by itself: what it reads and writes, and the functions in their order."""
+"""What the device computes in a step by itself: what it reads and writes, and the functions in their order."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ class HostRows:
     prompt_logits: Tensor  # [P] int64, rows whose logits are wanted beside those after which a token is drawn
 
 
-class DevicePart:
+class DeviceComputation:
     """Lays out rows, computes the model, draws, matches, moves KV, commits and drafts, without a word from the host.
 
     What it does depends on no value that the host has, but for the sizes of its tensors.
