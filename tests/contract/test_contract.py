@@ -11,7 +11,7 @@ from forerun.engine.engine import Engine
 from tests.contract.drafters import CASES, oracle, usually
 from tests.engines import VOCAB_SIZE, engine_of, tiny_llm
 
-TIGHT = {"num_gpu_blocks_override": 40, "max_num_batched_tokens": 48, "max_num_seqs": 24}
+TIGHT = {"num_gpu_blocks_override": 36, "max_num_batched_tokens": 48, "max_num_seqs": 24}
 """So little memory that sequences are preempted, and so small a budget that prompts are chunked."""
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)

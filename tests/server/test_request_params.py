@@ -6,6 +6,7 @@ import pytest
 
 from forerun.core.sampling_params import SamplingParams
 from forerun.errors import RequestError, UnknownKeyError
+from forerun.server import request_params
 from forerun.server.errors import ApiError
 from forerun.server.protocol import ChatBody, CompletionBody, TokenizeChatBody
 from forerun.server.request_params import (
@@ -52,7 +53,8 @@ def test_their_neutral_values_are_taken(fields):
     refuse_unserved(ChatBody(messages=MESSAGES, **fields))
 
 
-def test_a_misspelt_field_is_warned_of_though_it_is_0(caplog):
+def test_a_misspelt_field_is_warned_of_though_it_is_0(caplog, monkeypatch):
+    monkeypatch.setattr(request_params, "_warned", set())
     refuse_unserved(ChatBody(messages=MESSAGES, temperture_of_this_test=0))
     assert "temperture_of_this_test" in caplog.text
 
