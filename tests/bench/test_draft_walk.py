@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import functools
 
+import numpy as np
 import pytest
 import torch
 
-from forerun.bench.draft_walk import WALKED_AT_ONCE, DraftWalk
-from forerun.bench.recording import record
+from forerun.bench.draft_walk import WALKED_AT_ONCE, DraftWalk, EnginePace
+from forerun.bench.recording import RecordedText, record
+from forerun.core.draft import NO_DRAFT, Draft
+from forerun.engine.costs import PRIOR
+from forerun.engine.speculation import FixedLength
 from forerun.errors import MemoryBudgetError
+from forerun.plan.step_times import StepTimeModel
 from tests.bench.verified_drafts import assert_same_drafts, pairs
 from tests.contract.drafters import CASES
 from tests.engines import engine_of, native_target, tiny_llm
@@ -116,3 +121,41 @@ def test_texts_beyond_the_memory_are_refused():
     walk = DraftWalk(llm=tiny_llm(CASES["eagle"], max_num_seqs=WALKED_AT_ONCE, num_gpu_blocks_override=33))
     with pytest.raises(MemoryBudgetError, match="do not hold 7 texts"):
         list(walk.drafts(pairs(recorded())))
+
+
+STEP_TIMES = StepTimeModel([0.2, 0.1, *[0.0] * (len(PRIOR) - 2), 0.0, 0.0])  # of a step: 0.2 s, and 0.1 s for each row
+
+
+def paced(num_places, *, draft, draft_seconds, answer=(7,) * 64, num_speculative_tokens=8):
+    """The clock of a walk over so many places with the same draft, and the real seconds in it."""
+    now = 5.0
+    pace = EnginePace(FixedLength(num_speculative_tokens=num_speculative_tokens), STEP_TIMES, clock=lambda: now)
+    text = RecordedText(
+        kind="a",
+        temperature=0.0,
+        prompt_ids=[1],
+        answer_ids=list(answer),
+        candidate_ids=np.zeros((len(answer), 1), dtype=np.int32),
+        candidate_logprobs=np.zeros((len(answer), 1), dtype=np.float32),
+    )
+    for place in range(1, 1 + num_places):
+        now += draft_seconds
+        pace.pass_place(draft, text, place, draft_seconds=draft_seconds)
+    return pace() - 5.0
+
+
+@pytest.mark.parametrize("draft_seconds", [0.0, 0.05])
+def test_a_walk_takes_as_long_as_the_steps_and_drafts_that_an_engine_needs_for_its_places(draft_seconds):
+    plain = paced(12, draft=NO_DRAFT, draft_seconds=draft_seconds)
+    assert plain == pytest.approx(12 * (0.3 + draft_seconds))
+    right = paced(12, draft=Draft((7, 7, 7)), draft_seconds=draft_seconds)  # in three steps of four rows
+    assert right == pytest.approx(3 * (0.6 + draft_seconds))
+    wrong = paced(12, draft=Draft((8, 7, 7)), draft_seconds=draft_seconds)
+    assert wrong == pytest.approx(12 * (0.6 + draft_seconds))
+
+
+def test_a_walks_pace_follows_a_change_of_the_text_within_some_hundred_places():
+    answer = [7] * 600 + [9] * 600
+    before, both = (paced(places, draft=Draft((7, 7, 7)), draft_seconds=0.0, answer=answer) for places in (590, 1190))
+    assert before == pytest.approx(590 / 4 * 0.6)
+    assert 600 * 0.6 * 0.85 < both - before < 600 * 0.6

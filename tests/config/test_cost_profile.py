@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 
 import pytest
 
@@ -89,3 +90,10 @@ def test_a_folder_that_cannot_be_written_stops_nobody(tmp_path):
 def test_nothing_is_kept_where_there_is_no_folder():
     NOTHING_KEPT.save(LEARNT)
     assert NOTHING_KEPT.load().weights == PRIOR
+
+
+def test_what_is_not_to_be_kept_leaves_the_file_as_it_was(tmp_path):
+    profile(tmp_path).save(LEARNT)
+    simulated = replace(profile(tmp_path), keeps_new=False)
+    simulated.save(StepCosts([0.5, *PRIOR[1:]]))
+    assert simulated.load().weights == profile(tmp_path).load().weights == LEARNT.weights

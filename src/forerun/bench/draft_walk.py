@@ -15,15 +15,21 @@ from forerun.core.draft import NO_DRAFT, Draft
 from forerun.core.random_bits import child_seed
 from forerun.core.sampling_params import SamplingParams
 from forerun.core.sequence import Sequence as TokenSequence
+from forerun.core.stats import StepTimes
+from forerun.core.step import StepRecord
 from forerun.drafters.base import DraftRequest, KeepsPools, computes_with_a_model
 from forerun.drafters.guard import GuardedDrafter
+from forerun.engine.speculation import SpeculationControl
 from forerun.llm import LLM
 from forerun.ops.sampling import SamplingRules
+from forerun.plan.step_times import StepTimeModel
 
 WALKED_AT_ONCE = 8
 """Texts that a drafter with a model drafts for together: that costs it little more than one of them."""
 
 SAID_EVERY = 16  # places, to who watches
+
+PLACE_WEIGHT = 1.0 / 64  # in running means over places
 
 
 @dataclass(slots=True, kw_only=True)
@@ -59,35 +65,69 @@ class _WalkedText:
             yield replace(request, num_computed=num_computed, block_ids=block_ids)
 
 
-class PacedClock:
-    """The clock of an engine that writes as fast as steps of one sequence and the drafts of a walk allow.
+class EnginePace:
+    """The clock of an engine that serves one sequence by the drafts of a walk, for drafters that weigh their time against its.
+
+    An engine comes to one place in so many as a step there gives tokens, and verifies there what its control
+    chooses: a place counts as that share of a step, on average of the latest places, and of the time of its draft.
 
     Args:
-        step_seconds: of a step, drafting left out.
+        control: of draft lengths.
+        step_times: what its steps take, drafting left out.
         clock: real time, in which the drafter computes.
     """
 
-    def __init__(self, step_seconds: float, *, clock: Clock = time.perf_counter) -> None:
-        self._step_seconds = step_seconds
+    def __init__(
+        self,
+        control: SpeculationControl,
+        step_times: StepTimeModel,
+        *,
+        clock: Clock = time.perf_counter,
+    ) -> None:
+        self._control = control
+        self._step_times = step_times
         self._clock = clock
         self._passed = 0.0
-        self._num_places = self._num_stood = 0
+        self._share = 0.0  # of a step that a place is, running mean; 0: not known
+        self._place_seconds = 0.0  # of that share of steps, running mean
 
     def __call__(self) -> float:
         """Seconds."""
         return self._clock() + self._passed
 
-    def pass_place(self, num_stood: int, *, draft_seconds: float) -> None:
-        """Go on to the next token: the time of a step and its drafts, over the tokens that a step gives on average.
+    def min_survival(self) -> float:
+        """The least chance of a node that the engine would ask for at the next place."""
+        self._control.draft_limit(1)
+        return self._control.min_survival
+
+    def pass_place(self, draft: Draft, text: RecordedText, place: int, *, draft_seconds: float) -> None:
+        """Go on to the next token of a text.
 
         Args:
-            num_stood: drafted tokens that would have stood at this place.
+            draft: what was drafted at this place.
+            text: the text.
+            place: of its answer.
             draft_seconds: that drafting has just taken, which an engine pays once a step, not at each place.
         """
-        self._num_places += 1
-        self._num_stood += num_stood
-        share = self._num_places / (self._num_places + self._num_stood)
-        self._passed += share * self._step_seconds - (1.0 - share) * draft_seconds
+        num_context_tokens = len(text.prompt_ids) + place - 1
+        (length,) = self._control.choose([draft], num_rows=1, num_sequences=1, num_context_tokens=num_context_tokens)
+        verified = draft.first(length)
+        accepted = standing_nodes(verified, text.answer_ids, place)
+        seconds = self._step_times.seconds(num_rows=1 + length, num_sequences=1, num_context_tokens=num_context_tokens)
+        self._control.observe(
+            StepRecord(
+                num_rows=1 + length,
+                num_context_tokens=num_context_tokens,
+                num_asked=1,
+                verified=[(verified, accepted)],
+                times=StepTimes(forward=seconds, draft=draft_seconds),
+            )
+        )
+        share = 1.0 / (1 + len(accepted))
+        weight = PLACE_WEIGHT if self._share else 1.0
+        self._share += (share - self._share) * weight
+        self._place_seconds += (share * seconds - self._place_seconds) * weight
+        self._passed += self._place_seconds - (1.0 - self._share) * draft_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,20 +141,21 @@ class DraftWalk:
     Args:
         llm: the engine, with room for `WALKED_AT_ONCE` texts; its drafter must be new.
         min_survival: nodes with less chance need not be drafted, see `DraftRequest`.
-        clock: what a drafter that goes by a clock sees; None: the real one, as if the target took no time.
+        pace: what a drafter that goes by a clock sees, which says `min_survival` then; None: the real clock, as if the
+            target took no time.
         progress: is called with the state of the work.
     """
 
     llm: LLM
     min_survival: float = 0.0
-    clock: PacedClock | None = None
+    pace: EnginePace | None = None
     progress: Progress = no_progress
 
     def drafts(self, texts: Sequence[tuple[RecordedText, int]]) -> Iterator[list[Draft]]:
         """Yield for each text, given with its request's seed, its drafts by place of the answer, without their `probs`."""
         size = self._num_at_once
-        if self.clock is not None:
-            self._drafting.use_clock(self.clock)
+        if self.pace is not None:
+            self._drafting.use_clock(self.pace)
         for start in range(0, len(texts), size):
             group = texts[start : start + size]
             with self.llm.executor.as_in_a_step():
@@ -190,12 +231,12 @@ class DraftWalk:
                 one.drafts.append(NO_DRAFT)  # the last place is the target's own token's
         limit = self.llm.speculative.num_speculative_tokens
         with ExitStack() as stack:
-            requests = [stack.enter_context(one.request(limit=limit, min_survival=self.min_survival)) for one in asked]
+            min_survival = self.min_survival if self.pace is None else self.pace.min_survival()
+            requests = [stack.enter_context(one.request(limit=limit, min_survival=min_survival)) for one in asked]
             start = time.perf_counter()
             drafts = drafting.propose(requests, self.llm.executor.cache.features) if requests else []
             seconds = time.perf_counter() - start
         for one, draft in zip(asked, drafts, strict=True):
-            if self.clock is not None:
-                num_stood = len(standing_nodes(draft, one.text.answer_ids, one.place))
-                self.clock.pass_place(num_stood, draft_seconds=seconds / len(asked))
+            if self.pace is not None:
+                self.pace.pass_place(draft, one.text, one.place, draft_seconds=seconds / len(asked))
             one.drafts.append(draft if draft.probs is None else replace(draft, probs=None))

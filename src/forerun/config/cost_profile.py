@@ -32,6 +32,7 @@ class CostProfile:
     model: str
     identity: Mapping[str, str | int]
     folder: Path | None  # None: nothing is kept
+    keeps_new: bool = True  # or what is learnt is forgotten: of steps that only seem to take time
 
     @property
     def path(self) -> Path | None:
@@ -71,7 +72,7 @@ class CostProfile:
     def save(self, costs: StepCosts) -> None:
         """Write the file; where that fails the next engine learns anew."""
         path = self.path
-        if path is None:
+        if path is None or not self.keeps_new:
             return
         content = {"version": VERSION, "identity": dict(self.identity), "weights": list(costs.weights)}
         try:

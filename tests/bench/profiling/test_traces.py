@@ -8,15 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forerun.bench.draft_walk import PacedClock
 from forerun.bench.pass_costs import PassCosts
 from forerun.bench.profiling.traces import trace_drafts
 from forerun.bench.recording import RecordedText, Recording, RecordingInfo, record
 from forerun.bench.replay import judge_recording
 from forerun.core.draft import Draft
 from forerun.drafters.priced import PricedDrafter
+from forerun.engine.costs import PRIOR
 from forerun.errors import ForerunError
 from forerun.plan.draft_trace import DraftTrace
+from forerun.plan.step_times import StepTimeModel
 from tests.bench.profiling.tiny import NGRAM, draft_model, settings
 from tests.contract.drafters import RandomTreeDrafter
 from tests.engines import VOCAB_SIZE, tiny_drafter, tiny_llm, tiny_target
@@ -42,6 +43,11 @@ def recording(seed: int = 0, *, num_texts: int = 3, length: int = 60) -> Recordi
             )
         )
     return Recording(info=INFO, texts=texts)
+
+
+def steps_of(seconds: float) -> StepTimeModel:
+    """Steps of one row that take so long."""
+    return StepTimeModel([seconds * weight for weight in (*PRIOR, 0.0, 0.0)])
 
 
 def traced(name: str, config: dict[str, Any], found: Recording) -> DraftTrace:
@@ -101,11 +107,11 @@ def test_a_verifier_that_draws_anew_leaves_no_trace_of_sampled_texts() -> None:
     assert trace_drafts("greedy", config, answers(), tiny_target(), SETTINGS) is not None
 
 
-def test_auto_has_a_trace_if_it_asks_no_model_or_somebody_says_how_long_a_step_takes() -> None:
+def test_auto_has_a_trace_if_it_asks_no_model_or_somebody_says_how_long_steps_take() -> None:
     assert trace_drafts("auto", {"method": "auto"}, answers(), tiny_target(), SETTINGS) is not None
     config = {"method": "auto", "drafter": {"method": "draft_model", "model": str(tiny_drafter(VOCAB_SIZE))}}
     assert trace_drafts("auto", config, answers(), tiny_target(), SETTINGS) is None
-    assert trace_drafts("auto", config, answers(), tiny_target(), SETTINGS, step_seconds=0.01) is not None
+    assert trace_drafts("auto", config, answers(), tiny_target(), SETTINGS, step_times=steps_of(0.01)) is not None
 
 
 def test_auto_asks_a_model_where_its_time_is_short_beside_that_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,20 +127,10 @@ def test_auto_asks_a_model_where_its_time_is_short_beside_that_of_a_step(monkeyp
 
     def num_asked(step_seconds: float) -> int:
         calls.clear()
-        trace_drafts("auto", config, answers(), tiny_target(), SETTINGS, step_seconds=step_seconds)
+        trace_drafts("auto", config, answers(), tiny_target(), SETTINGS, step_times=steps_of(step_seconds))
         return len(calls)
 
     assert num_asked(10.0) > 1.5 * num_asked(1e-9)
-
-
-def test_a_walks_clock_passes_by_what_its_drafts_would_spare() -> None:
-    now = 5.0
-    clock = PacedClock(0.3, clock=lambda: now)
-    clock.pass_place(0, draft_seconds=0.0)
-    assert clock() == pytest.approx(5.3)
-    now += 0.6  # the second draft
-    clock.pass_place(4, draft_seconds=0.6)  # six places in two steps' time: a third of a step, and of its draft, each
-    assert clock() == pytest.approx(5.3 + 0.1 + 0.2)
 
 
 def test_what_cannot_be_traced_is_refused_by_its_name() -> None:

@@ -12,7 +12,7 @@ from forerun.bench.compare import make_engine
 from forerun.bench.instruments import Clock, Progress, no_progress
 from forerun.bench.profiling.drafting import measure_drafting_cost, measure_live
 from forerun.bench.profiling.stages import digest
-from forerun.bench.profiling.traces import step_seconds_of_texts, trace_drafts
+from forerun.bench.profiling.traces import trace_drafts
 from forerun.bench.recording import Recording
 from forerun.config.kv_memory import kv_bytes_of
 from forerun.config.settings import EngineSettings
@@ -98,7 +98,7 @@ class DrafterMeasurement:
             recording,
             target,
             self.settings,
-            step_seconds=step_seconds_of_texts(self.step_times, recording),
+            step_times=self.step_times,
             progress=progress,
         )
         cost = measure_drafting_cost(

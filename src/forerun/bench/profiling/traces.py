@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from forerun.bench.compare import make_engine
-from forerun.bench.draft_walk import WALKED_AT_ONCE, DraftWalk, PacedClock
+from forerun.bench.draft_walk import WALKED_AT_ONCE, DraftWalk, EnginePace
 from forerun.bench.instruments import Progress, no_progress
 from forerun.bench.recording import RecordedText, Recording
 from forerun.bench.replay import standing_nodes
+from forerun.build import profile_of
 from forerun.config.settings import EngineSettings
 from forerun.core.draft import Draft
 from forerun.drafters.base import GoesByClock, computes_with_a_model
@@ -30,7 +30,7 @@ def trace_drafts(
     target: LoadedTarget,
     settings: EngineSettings,
     *,
-    step_seconds: float | None = None,
+    step_times: StepTimeModel | None = None,
     progress: Progress = no_progress,
 ) -> DraftTrace | None:
     """What a configuration's drafter drafts at every place of every text, and what of it stands.
@@ -43,8 +43,8 @@ def trace_drafts(
         recording: the texts.
         target: the model that wrote them.
         settings: of an engine; KV memory follows from the texts.
-        step_seconds: of a step of one sequence, drafting left out. "auto" asks a drafter that computes for as long as that
-            pays: its trace is what it does at this pace. None: then it has none.
+        step_times: of steps, drafting left out. "auto" asks a drafter that computes for as long as that pays: its trace
+            is what it does where one sequence is served. None: then it has none.
         progress: is called with the state of the work.
 
     Returns:
@@ -60,12 +60,14 @@ def trace_drafts(
     speculative = llm.speculative
     if not speculative.num_speculative_tokens:
         raise ConfigError(f"{name}: nothing is drafted (num_speculative_tokens is 0); leave the configuration out")
-    if not can_be_traced(llm, recording, knows_step_seconds=step_seconds is not None):
+    if not can_be_traced(llm, recording, knows_step_times=step_times is not None):
         return None
-    goes_by_clock = isinstance(llm.executor.drafting.drafter, GoesByClock)
+    pace = None
+    if step_times is not None and isinstance(llm.executor.drafting.drafter, GoesByClock):
+        pace = EnginePace(speculative.control(replace(profile_of(target), keeps_new=False)), step_times)
     walk = DraftWalk(
         llm=llm,
-        clock=PacedClock(step_seconds) if step_seconds is not None and goes_by_clock else None,
+        pace=pace,
         min_survival=LEAST_SURVIVAL if speculative.is_adaptive else 0.0,
         progress=lambda line: progress(f"{name}: {line}"),
     )
@@ -74,16 +76,10 @@ def trace_drafts(
     return DraftTrace.of_texts(name, speculative.method, speculative.num_speculative_tokens, texts)
 
 
-def step_seconds_of_texts(step_times: StepTimeModel, recording: Recording) -> float:
-    """What a step of one sequence takes in the middle of these texts, drafting left out."""
-    lengths = [len(text.prompt_ids) + len(text.answer_ids) // 2 for text in recording.texts]
-    return step_times.seconds(num_rows=1, num_sequences=1, num_context_tokens=round(statistics.median(lengths)))
-
-
-def can_be_traced(llm: LLM, recording: Recording, *, knows_step_seconds: bool) -> bool:
+def can_be_traced(llm: LLM, recording: Recording, *, knows_step_times: bool) -> bool:
     """Whether texts decide what an engine drafts, with the time of a step where that is known, and what of it stands."""
     speculative, drafter = llm.speculative, llm.executor.drafting.drafter
-    if not knows_step_seconds and isinstance(drafter, GoesByClock) and computes_with_a_model(drafter):
+    if not knows_step_times and isinstance(drafter, GoesByClock) and computes_with_a_model(drafter):
         return False
     return all(speculative.goes_by_text(text.temperature) for text in recording.texts)
 

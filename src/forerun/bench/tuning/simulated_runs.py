@@ -18,7 +18,6 @@ from forerun.config.speculative_config import SpeculativeConfig, resolve_specula
 from forerun.core.step import StepPlan
 from forerun.drafters.base import Drafter, computes_with_a_model
 from forerun.drafters.guard import GuardedDrafter
-from forerun.engine.adaptive import AdaptiveLength
 from forerun.engine.simulation import SimulationSettings, simulated_engine
 from forerun.engine.speculation import SpeculationControl
 from forerun.errors import ForerunError
@@ -183,6 +182,4 @@ class SimulatedRuns:
 
     def _control(self, speculative: SpeculativeConfig) -> SpeculationControl:
         """A fresh control; an adaptive one begins with the costs that an engine would begin with, and keeps none."""
-        if speculative.is_adaptive and speculative.num_speculative_tokens:
-            return AdaptiveLength(speculative.num_speculative_tokens, costs=profile_of(self.target).load())
-        return speculative.control()
+        return speculative.control(replace(profile_of(self.target), keeps_new=False))

@@ -12,7 +12,7 @@ from forerun.bench.compare import make_engine
 from forerun.bench.energy import EnergyMeter
 from forerun.bench.instruments import Progress, no_progress
 from forerun.bench.machine import describe_machine
-from forerun.bench.profiling.traces import step_seconds_of_texts, trace_drafts
+from forerun.bench.profiling.traces import trace_drafts
 from forerun.bench.prompts import check_room
 from forerun.bench.recording import Recording, read_recording, record, write_recording
 from forerun.bench.replay import drafts_from_text
@@ -269,7 +269,7 @@ class Tuner:
             assert config is not None, "plain decoding drafts nothing"
             return trace_drafts(
                 *(candidate.name, config, recording, target, engine),
-                step_seconds=step_seconds_of_texts(step_times, recording),
+                step_times=step_times,
                 progress=self.progress,
             )
 
