@@ -1,6 +1,8 @@
-"""Compares forerun with llama.cpp on the same GGUF files: random weights in the shape of a Llama of 1.07 billion weights, or files.
+"""Compares forerun with llama.cpp on the same GGUF files: random weights in the shape of a Llama of 1.07 billion weights, or of a Mixtral
+of 0.9 billion of which a token takes a fifth, or files.
 
     python -m benchmarks.gguf_formats --formats Q4_0 Q4_K_M Q8_0 --rounds 7 --folder /tmp/gguf --json FILE
+    python -m benchmarks.gguf_formats --shape random-mixtral-1b --formats Q4_0 Q8_0 --rounds 7 --folder /tmp/gguf --json FILE
     python -m benchmarks.gguf_formats --files SmolLM2-135M-Instruct.Q4_1.gguf --beside smollm2-135m --folder /tmp/gguf --json FILE
     python -m benchmarks.gguf_formats --formats Q4_0 --layers 1 --rounds 1 --folder /tmp/gguf    # does it run?
 
@@ -35,7 +37,8 @@ from forerun.bench.machine import describe_machine
 from forerun.models.store import resolve_model
 from forerun.ops.block_formats import BLOCK_FORMATS
 
-CONFIG = Path(__file__).parent / "configs" / "random-llama-1b" / "config.json"
+CONFIGS = Path(__file__).parent / "configs"
+SHAPES = ("random-llama-1b", "random-mixtral-1b")
 TOKENIZER = "smollm2-135m"  # of as many tokens
 MIXES = ("Q4_K_M", "Q5_K_M", "Q3_K_M")
 ROWS, CONTEXT, PROMPT, NUM_WRITTEN = (1, 8), 256, 512, 65
@@ -67,34 +70,36 @@ def type_of(tensor: str, kind: str, layer: int, num_layers: int) -> str:
     return base
 
 
-def matrices(config: dict[str, Any]) -> Iterator[tuple[str, int, tuple[int, int]]]:
-    """(name, layer, shape) of each matrix."""
+def matrices(config: dict[str, Any]) -> Iterator[tuple[str, int, tuple[int, ...]]]:
+    """(name, layer, shape) of each matrix, or of those of all experts of a layer."""
     width, inner, head = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     queries, keys = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
     yield "token_embd.weight", 0, (config["vocab_size"], width)
     for layer in range(config["num_hidden_layers"]):
-        shapes = {
+        shapes: dict[str, tuple[int, ...]] = {
             "attn_q": (queries, width),
             "attn_k": (keys, width),
             "attn_v": (keys, width),
             "attn_output": (width, queries),
-            "ffn_gate": (inner, width),
-            "ffn_up": (inner, width),
-            "ffn_down": (width, inner),
         }
+        mlp = {"ffn_gate": (inner, width), "ffn_up": (inner, width), "ffn_down": (width, inner)}
+        if experts := config.get("num_local_experts"):
+            shapes |= {f"{name}_exps": (experts, *shape) for name, shape in mlp.items()}
+        else:
+            shapes |= mlp
         yield from ((f"blk.{layer}.{name}.weight", layer, shape) for name, shape in shapes.items())
 
 
-def random_blocks(name: str, shape: tuple[int, int], random: np.random.Generator) -> npt.NDArray[np.uint8]:
-    """Blocks of random codes with scales that keep a pass's numbers small: [outputs, bytes]."""
+def random_blocks(name: str, shape: tuple[int, ...], random: np.random.Generator) -> npt.NDArray[np.uint8]:
+    """Blocks of random codes with scales that keep a pass's numbers small: [..., outputs, bytes]."""
     row = BLOCK_FORMATS[name]
-    blocks = random.integers(0, 256, (shape[0], shape[1] // row.weights, row.bytes), dtype=np.uint8)
+    blocks = random.integers(0, 256, (*shape[:-1], shape[-1] // row.weights, row.bytes), dtype=np.uint8)
     for place in SIXTEEN_BIT[name]:
-        scale = random.uniform(1e-5, 2e-5, blocks.shape[:2]).astype(np.float16)
+        scale = random.uniform(1e-5, 2e-5, blocks.shape[:-1]).astype(np.float16)
         blocks[..., place : place + 2] = scale[..., None].view(np.uint8)
     if name == "MXFP4":
         blocks[..., 0] = 115
-    return blocks.reshape(shape[0], -1)
+    return blocks.reshape(*shape[:-1], -1)
 
 
 def write_random(file: Path, kind: str, config: dict[str, Any]) -> None:
@@ -110,6 +115,10 @@ def write_random(file: Path, kind: str, config: dict[str, Any]) -> None:
     ]
     for name in norms:
         writer.add_tensor(f"{name}.weight", np.ones(config["hidden_size"], dtype=np.float32))
+    if experts := config.get("num_local_experts"):
+        for layer in range(config["num_hidden_layers"]):
+            router = random.normal(0.0, 0.05, (experts, config["hidden_size"])).astype(np.float32)
+            writer.add_tensor(f"blk.{layer}.ffn_gate_inp.weight", router)
     for name, layer, shape in matrices(config):
         block = type_of(name, kind, layer, config["num_hidden_layers"])
         writer.add_tensor(name, random_blocks(block, shape, random), raw_dtype=gguf.GGMLQuantizationType[block])
@@ -187,6 +196,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     kinds = [*SIXTEEN_BIT, *MIXES]
     parser.add_argument("--formats", nargs="+", default=[], choices=kinds, metavar="FORMAT", help="random weights")
+    parser.add_argument("--shape", default=SHAPES[0], choices=SHAPES, help="of random weights (default: %(default)s)")
     parser.add_argument("--files", nargs="+", default=[], metavar="FILE", help="models that exist")
     parser.add_argument("--beside", metavar="MODEL", help="forerun is measured on this model too")
     parser.add_argument("--rounds", type=int, default=7)
@@ -201,8 +211,7 @@ def main() -> None:
         parser.error("--formats: is missing, and so are --files; give one of them")
     arguments.folder.mkdir(parents=True, exist_ok=True)
     results: dict[str, Any] = {}
-    config = json.loads(CONFIG.read_text())
-    name = "random-llama-1b"
+    config, name = json.loads((CONFIGS / arguments.shape / "config.json").read_text()), arguments.shape
     if arguments.layers:
         config["num_hidden_layers"], name = arguments.layers, f"{name}-{arguments.layers}-layers"
     files = {kind: arguments.folder / f"{name}-{kind}.gguf" for kind in arguments.formats}
@@ -220,6 +229,7 @@ def main() -> None:
             report = {
                 "machine": describe_machine(torch.device("cpu")),
                 "rounds": arguments.rounds,
+                "shape": arguments.shape,
                 "layers": config["num_hidden_layers"],
                 "formats": results,
             }

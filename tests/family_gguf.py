@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,8 @@ FAMILY_GGUFS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen2": ("Qwen2ForCausalLM", {"use_sliding_window": False}),
     "qwen3": ("Qwen3ForCausalLM", {"use_sliding_window": False, "layer_types": None}),
+    "llama with experts": ("MixtralForCausalLM", {"sliding_window": None}),
+    "qwen3moe": ("Qwen3MoeForCausalLM", {}),
     "smollm3": (
         "SmolLM3ForCausalLM",
         LAYERS
@@ -90,6 +93,7 @@ FAMILY_GGUFS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "olmo2": ("Olmo2ForCausalLM", {}),
+    "olmoe": ("OlmoeForCausalLM", {"num_key_value_heads": 6}),
     "granite": ("GraniteForCausalLM", {}),
 }
 """Architecture and what differs from `tiny_models`: GGUF has no words for windows of some families, for example."""
@@ -110,7 +114,11 @@ PARTS = {
     **{f"mlp.{x}_proj": f"ffn_{x}" for x in ("gate", "up", "down")},
     "self_attn.qkv_proj": "attn_qkv",
     "mlp.gate_up_proj": "ffn_up",
+    "mlp.gate": "ffn_gate_inp",
+    "block_sparse_moe.gate": "ffn_gate_inp",
 }
+EXPERT = re.compile(r"model\.layers\.(\d+)\.\w+\.experts\.0\.(\w+)\.weight")
+EXPERT_PARTS = {"gate_proj": "gate", "w1": "gate", "up_proj": "up", "w3": "up", "down_proj": "down", "w2": "down"}
 
 
 def save_family(folder: Path, kind: str, *, has_pieces: bool = False) -> Path:
@@ -132,7 +140,7 @@ def save_family(folder: Path, kind: str, *, has_pieces: bool = False) -> Path:
     else:
         add_tiny_tokenizer(writer, folder / "words")
     tensors = load_file(folder / "model.safetensors")
-    for stored, tensor in tensors.items():
+    for stored, tensor in _with_stacked_experts(tensors).items():
         if not (config.tie_word_embeddings and stored == "lm_head.weight"):
             writer.add_tensor(*_as_stored(name, stored, tensor, config))
     writer.write_header_to_file()
@@ -140,6 +148,18 @@ def save_family(folder: Path, kind: str, *, has_pieces: bool = False) -> Path:
     writer.write_tensors_to_file()
     writer.close()
     return folder / "gguf" / "model.gguf"
+
+
+def _with_stacked_experts(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The matrices of all experts of a layer as one tensor, under its name in the file."""
+    stacked = {}
+    for name in tensors:
+        if found := EXPERT.fullmatch(name):
+            names = [name.replace(".experts.0.", f".experts.{number}.") for number in range(len(tensors))]
+            stacked[f"blk.{found[1]}.ffn_{EXPERT_PARTS[found[2]]}_exps.weight"] = np.stack(
+                [tensors[name] for name in names if name in tensors]
+            )
+    return {name: tensor for name, tensor in tensors.items() if ".experts." not in name} | stacked
 
 
 def _add_sizes(writer: gguf.GGUFWriter, config: Any) -> None:
@@ -194,6 +214,11 @@ def _add_own(writer: gguf.GGUFWriter, name: str, config: Any) -> None:
     if name == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    if experts := getattr(config, "num_local_experts", 0):
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+    if name == "qwen3moe":
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     if name == "granite":
         writer.add_attention_scale(config.attention_multiplier)
         writer.add_embedding_scale(config.embedding_multiplier)
@@ -213,6 +238,8 @@ def _as_stored(name: str, stored: str, tensor: np.ndarray, config: Any) -> tuple
     whole["lm_head.weight"] = "output.weight"
     if stored in whole:
         return whole[stored], tensor
+    if stored.startswith("blk."):
+        return stored, tensor
     _, _, layer, part = stored.split(".", 3)
     part, ending = part.rsplit(".", 1)
     parts = PARTS | (SANDWICHED if name in (*GEMMA, "olmo2") else {})

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 import transformers
 
+from forerun.models.families import FAMILIES
+
 COMMON: dict[str, Any] = {
     "hidden_size": 48,
     "intermediate_size": 80,
@@ -34,6 +36,21 @@ SPECIAL: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen3Config",
         {"head_dim": 16, "use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2},
     ),
+    "MixtralForCausalLM": (
+        "MixtralConfig",
+        {"sliding_window": WINDOW, "num_local_experts": 5, "num_experts_per_tok": 2},
+    ),
+    "Qwen3MoeForCausalLM": (
+        "Qwen3MoeConfig",
+        {
+            "head_dim": 16,
+            "moe_intermediate_size": 24,
+            "num_experts": 7,
+            "num_experts_per_tok": 3,
+            "norm_topk_prob": True,
+        },
+    ),
+    "OlmoeForCausalLM": ("OlmoeConfig", {"num_experts": 6, "num_experts_per_tok": 3}),
     "SmolLM3ForCausalLM": (
         "SmolLM3Config",
         {"no_rope_layers": [1, 0, 1], "use_sliding_window": True, "sliding_window": WINDOW},
@@ -71,6 +88,10 @@ SPECIAL: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
+
+
+WITH_EXPERTS = ("MixtralForCausalLM", "Qwen3MoeForCausalLM", "OlmoeForCausalLM")
+DENSE_FAMILIES = [architecture for architecture in FAMILIES if architecture not in WITH_EXPERTS]
 
 
 def tiny_config(architecture: str, **overrides: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ import torch
 from forerun import SamplingParams
 from forerun.build import load_target
 from forerun.config.settings import EngineSettings
+from forerun.models.loader import load_model
+from forerun.models.packing import Packing
 from tests.contract.drafters import CASES, SUFFIX, oracle
 from tests.contract.test_contract import PROMPTS, TIGHT, assert_nothing_is_held
 from tests.engines import engine_of, native_target, tiny_llm
@@ -94,6 +97,29 @@ def test_any_drafter_batched_preempted_and_chunked_gives_the_bits_of_plain_decod
 def test_weights_of_any_format_give_the_bits_of_plain_decoding_alone(weights):
     llm = tiny_llm(CASES["suffix-tree"], target=native_target(*weights))
     assert run(llm, 40) == plainly(*weights, count=40)
+
+
+@functools.cache
+def target_with_experts(quantization):
+    kernels = native_target().kernels
+    with tempfile.TemporaryDirectory() as folder:
+        path = save_tiny_model(
+            Path(folder), "Qwen3MoeForCausalLM", seed=1, vocab_size=VOCAB_SIZE, max_position_embeddings=1024
+        )
+        packing = Packing.choose(kernels, dtype=BF16, quantization=quantization)
+        model = load_model(path, dtype=BF16, device=torch.device("cpu"), packing=packing)
+    return replace(native_target(), model=model)
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_experts_give_the_bits_of_plain_decoding_alone(quantization):
+    target = target_with_experts(quantization)
+    alone = tiny_llm(target=target, enable_prefix_caching=False)
+    plain = [
+        reported(alone.generate([prompt], sampling, use_tqdm=False)[0])
+        for prompt, sampling in zip(PROMPTS[:40], SAMPLING[:40], strict=True)
+    ]
+    assert run(tiny_llm(CASES["suffix-tree"], target=target, **TIGHT), 40) == plain
 
 
 GGUFS = {

@@ -14,7 +14,7 @@ from forerun.models.loader import load_model
 from tests.contract.test_contract import PROMPTS, TIGHT
 from tests.drafters.test_draft_model import GREEDY, SAMPLED, rate
 from tests.engines import engine_of, tiny_llm
-from tests.models.test_loader import MIXTRAL, save
+from tests.models.test_loader import NEOX, save
 from tests.native import generator, needs_kernels
 from tests.stand_in import VOCAB_SIZE, save_stand_in
 from tests.tiny_models import save_tiny_model, tiny_config
@@ -142,7 +142,7 @@ def test_without_kernels_int8_is_refused(tmp_path, monkeypatch):
 
 
 def test_a_target_of_transformers_own_code_has_no_exit(tmp_path):
-    model = load_model(save(MIXTRAL, tmp_path), dtype=torch.float32, device=torch.device("cpu"))
+    model = load_model(save(NEOX, tmp_path), dtype=torch.float32, device=torch.device("cpu"))
     target = LoadedTarget(model=model, tokenizer=None, eos_token_ids=frozenset())
     with pytest.raises(ConfigError, match="runs through transformers' own code"):
         tiny_llm(exiting(1), target=target, max_model_len=32)

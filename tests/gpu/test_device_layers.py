@@ -14,10 +14,10 @@ pytest.importorskip("transformers", reason="makes the tiny models")
 from forerun.core.batch import ForwardBatch  # noqa: E402
 from forerun.kv.cache import KVCache  # noqa: E402
 from forerun.models.decoder import build_decoder  # noqa: E402
-from forerun.models.families import FAMILIES  # noqa: E402
 from forerun.models.on_device import DeviceParts  # noqa: E402
 from forerun.ops.cuda.functions import LayerFunctions  # noqa: E402
 from forerun.ops.cuda.table import StepRows  # noqa: E402
+from tests.tiny_models import DENSE_FAMILIES  # noqa: E402
 
 DEVICE, CPU = torch.device("cuda"), torch.device("cpu")
 BLOCK_SIZE, MAX_LENGTH = 16, 512
@@ -71,7 +71,7 @@ def text(count, seed=0):
     return torch.randint(3, 128, [count], generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-@pytest.mark.parametrize("architecture", FAMILIES)
+@pytest.mark.parametrize("architecture", DENSE_FAMILIES)
 def test_logits_are_those_of_the_formulas(architecture):
     step = (text(40), [0] * 40, list(range(40)))
     expected, found = (
@@ -80,7 +80,7 @@ def test_logits_are_those_of_the_formulas(architecture):
     torch.testing.assert_close(found.cpu(), expected, atol=1e-3, rtol=1e-3)
 
 
-@pytest.mark.parametrize("architecture", FAMILIES)
+@pytest.mark.parametrize("architecture", DENSE_FAMILIES)
 def test_rows_one_by_one_have_the_bits_of_hundreds_in_one_pass(architecture):
     """Also of more than one launch takes."""
     count = 300

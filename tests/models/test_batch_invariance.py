@@ -18,6 +18,7 @@ LENGTH = 310  # more than one tile of 256 keys
 FEATURES = {
     "windows, caps, sandwich norms": "Gemma2ForCausalLM",
     "biases, projection norms": "Olmo2 llama3",
+    "experts": "Qwen3MoeForCausalLM",
     "heads that fill matrix registers": "Llama head_dim 32",
 }
 every_variant = pytest.mark.parametrize("variant", FEATURES.values(), ids=FEATURES)

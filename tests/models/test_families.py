@@ -63,6 +63,13 @@ VARIANTS = {
     "Mistral without window": ("MistralForCausalLM", {"sliding_window": None}),
     "Qwen2 without window": ("Qwen2ForCausalLM", {"use_sliding_window": False}),
     "Qwen2 yarn": ("Qwen2ForCausalLM", {"rope_parameters": YARN}),
+    "Mixtral without window": ("MixtralForCausalLM", {"sliding_window": None}),
+    "Qwen3Moe biases, all experts' weights": (
+        "Qwen3MoeForCausalLM",
+        {"attention_bias": True, "norm_topk_prob": False, "use_sliding_window": True, "sliding_window": 7},
+    ),
+    "Qwen3Moe with all experts": ("Qwen3MoeForCausalLM", {"num_experts_per_tok": 7}),
+    "Olmoe chosen experts' weights": ("OlmoeForCausalLM", {"norm_topk_prob": True}),
     "Qwen3 biases": ("Qwen3ForCausalLM", {"attention_bias": True}),
     "SmolLM3 without window": ("SmolLM3ForCausalLM", {"use_sliding_window": False}),
     "Gemma2 without caps": (

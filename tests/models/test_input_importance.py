@@ -1,5 +1,7 @@
 """What the inputs of a decoder's products count."""
 
+from dataclasses import replace
+
 import torch
 
 from forerun.models.input_importance import NUM_TOKENS, SEED, InputImportance, attend_to_past
@@ -38,6 +40,17 @@ def test_it_is_the_mean_square_of_what_each_product_reads_in_a_whole_pass(tmp_pa
     for measured, expected in zip(found, products, strict=True):
         for name, product in expected.items():
             assert torch.equal(getattr(measured, name), product.mean_square), name
+
+
+def test_all_experts_read_what_the_router_reads(tmp_path):
+    folder = save_tiny_model(tmp_path, "Qwen3MoeForCausalLM")
+    model = load_model(folder, dtype=torch.float32, device=torch.device("cpu"))
+    layer = model.layers.layers[0]
+    importance = InputImportance(model.embed, model.vocab_size, model.rotations, model.layers.rotation_of)
+    router = CountingProduct(layer.mlp.router)
+    counted = replace(layer, mlp=replace(layer.mlp, router=router))
+    assert importance.measure(counted).gate_up.equal(router.mean_square)
+    assert importance.measure(layer).down is None
 
 
 def test_attention_to_the_past_is_the_textbooks():

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import safe_open
-from transformers import MixtralConfig
+from transformers import GPTNeoXConfig
 
 from forerun.errors import ModelError
 from forerun.models.config_file import read_transformers_config
@@ -55,9 +55,16 @@ def test_weights_are_small_and_in_the_dtype_asked_for():
 
 
 def test_an_architecture_of_transformers_own_code_is_refused():
-    config = MixtralConfig(architectures=["MixtralForCausalLM"])
-    with pytest.raises(ModelError, match="'MixtralForCausalLM' runs through transformers' own code"):
+    config = GPTNeoXConfig(architectures=["GPTNeoXForCausalLM"])
+    with pytest.raises(ModelError, match="'GPTNeoXForCausalLM' runs through transformers' own code"):
         DummyCheckpoint(config, dtype=torch.float32)
+
+
+def test_experts_on_a_gpu_are_refused_as_transformers_computes_them_there():
+    config = tiny_config("Qwen3MoeForCausalLM")
+    assert DummyCheckpoint(config, dtype=torch.float32).names()
+    with pytest.raises(ModelError, match="'Qwen3MoeForCausalLM' runs through transformers' own code"):
+        DummyCheckpoint(config, dtype=torch.float32, device=torch.device("cuda"))
 
 
 @pytest.mark.parametrize(("asked", "got"), [(None, torch.bfloat16), (torch.float64, torch.float64)])

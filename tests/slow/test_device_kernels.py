@@ -10,7 +10,6 @@ from forerun.drafters.neural.device import ChainFunctions
 from forerun.drafters.neural.device_trees import TreeFunctions
 from forerun.executor.device_computation import DeviceFunctions
 from forerun.models.decoder import build_decoder
-from forerun.models.families import FAMILIES
 from forerun.models.on_device import DeviceParts
 from forerun.ops.cuda.functions import LayerFunctions
 from tests.contract.drafters import CASES
@@ -21,6 +20,7 @@ from tests.models.paged_run import PagedRun
 from tests.models.random_decoders import CPU, random_source
 from tests.models.test_families import TOKEN_IDS
 from tests.ops.native.passes import tree_mask
+from tests.tiny_models import DENSE_FAMILIES
 
 from forerun.ops.cuda.kernels import attention, chains, edits, layers, matmul, ngram, sampling, steps, trees  # isort: skip - tests.cuda comes first
 
@@ -99,7 +99,7 @@ def test_an_engine_over_the_kernels_gives_the_texts_and_drafts_of_one_over_the_f
     assert outcome() == expected
 
 
-@pytest.mark.parametrize("architecture", FAMILIES)
+@pytest.mark.parametrize("architecture", DENSE_FAMILIES)
 def test_layers_of_every_family_are_computed_by_the_kernels_as_by_the_formulas(architecture, kernels):
     model = build_decoder(*random_source(architecture, torch.float32), dtype=torch.float32, device=CPU)
 

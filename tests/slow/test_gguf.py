@@ -22,8 +22,10 @@ from forerun.models.gguf.header import TensorPlace
 from forerun.models.gguf.pieces import END_TOKENS
 from forerun.models.store import KNOWN_MODELS
 from forerun.models.tokenizer import load_tokenizer
+from tests.family_gguf import save_family
 from tests.gguf_bytes import ARRAY, STRING, U32, Key
 from tests.models.gguf.test_config import save as save_config
+from tests.models.gguf.test_families import TOKEN_IDS, logits
 from tests.models.gguf.test_fuzz import MOST_MB, fuzz
 from tests.models.gguf.test_tokenizer import save as save_tokenizer
 from tests.odd_texts import odd_texts
@@ -49,6 +51,14 @@ vocabulary = llama_cpp.llama_model_get_vocab(model.model)
 print(json.dumps([llama_cpp.llama_vocab_is_eog(vocabulary, token_id) for token_id in asked]))
 """
 )
+LOGITS = """
+import json, sys
+import llama_cpp
+token_ids = json.load(sys.stdin)
+model = llama_cpp.Llama(sys.argv[1], n_ctx=128, logits_all=True, verbose=False)
+model.eval(token_ids)
+print(json.dumps(model.scores[: len(token_ids)].tolist()))
+"""
 needs_llama_cpp = pytest.mark.skipif(
     not LLAMA_CPP.exists(), reason="llama-cpp-python is installed by 'python -m benchmarks.peers'"
 )
@@ -111,6 +121,14 @@ def test_answers_end_with_the_words_with_which_llama_cpp_ends_them(tmp_path, wor
     ]
     path = save_config(tmp_path, tokens=tokens)
     assert of_llama_cpp(ENDS, path, [0, 1, 3]) == [True, False, 3 in read_config(path).eos_token_id]
+
+
+@needs_llama_cpp
+@pytest.mark.parametrize("kind", ["llama", "llama with experts", "qwen3moe", "olmoe"])
+def test_logits_are_llama_cpps(tmp_path, kind):
+    file = save_family(tmp_path, kind)
+    theirs = np.array(of_llama_cpp(LOGITS, file, TOKEN_IDS))
+    np.testing.assert_allclose(logits(file), theirs, atol=0.02)  # llama.cpp keeps keys and values in fp16
 
 
 def test_gemma3s_tokens_are_transformers(gemma3):

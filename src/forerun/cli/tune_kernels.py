@@ -87,7 +87,7 @@ def tune_model(
     from forerun.ops.cuda.tiles import TileTable
 
     config = read_config(path)
-    if not supports(config):
+    if not supports(config) or decoder_config(config).experts is not None:
         raise ConfigError(f"{path}: this architecture runs through transformers' own code, without the kernels")
     gpu, triton = system.gpu(index), str(system.triton)
     file = output or table_file(cache_folder(), gpu, triton)

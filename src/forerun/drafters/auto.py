@@ -363,7 +363,7 @@ def _bytes_of_self(target: LoadedTarget, bits: str) -> int:
         return int(FOREIGN_SHARE * model.weight_bytes)
     config = model.config
     heads, kv_heads = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    layer = config.hidden_size * (2 * heads + 2 * kv_heads + 3 * config.intermediate_size)
+    layer = config.hidden_size * (2 * heads + 2 * kv_heads + 3 * config.inner_size * config.num_mlps)
     head = config.vocab_size * config.hidden_size
     return int(config.num_layers * layer * stored.bytes_per_weight + head * stored.bytes_per_head_weight)
 

@@ -121,7 +121,7 @@ class ColumnParallel:
         Raises:
             ConfigError: so many ranks cannot share its heads out.
         """
-        return replace(layer, attention=self._attention(layer.attention, config), mlp=self._mlp(layer.mlp, config))
+        return replace(layer, attention=self._attention(layer.attention, config), mlp=self._mlp(layer.one_mlp, config))
 
     def linear(self, product: Product, *, input_widths: Sequence[int] | None = None) -> ColumnParallelLinear:
         """A copy of this rank's part of a product, of whose input ranks have parts of `input_widths`."""

@@ -30,6 +30,8 @@ SIZES = (
 LAYER_COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 MOST_LAYERS = 1 << 10  # of each of which objects are made before any weight is read
 
+MOST_EXPERTS = 1 << 10  # of a layer
+
 MEND = "mend config.json"
 """The remedy for values that contradict each other."""
 
@@ -63,9 +65,36 @@ SANDWICH_NORMS = NormNames(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class ExpertNames:
+    """Checkpoint names of a mixture's weights within a layer; those of one expert have its number in place of {}."""
+
+    router: str
+    gate: str
+    up: str
+    down: str
+
+
+OWN_EXPERTS = ExpertNames("mlp.gate", "mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj", "mlp.experts.{}.down_proj")
+MIXTRAL_EXPERTS = ExpertNames(
+    "block_sparse_moe.gate", *(f"block_sparse_moe.experts.{{}}.{name}" for name in ("w1", "w3", "w2"))
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsConfig:
+    """The mixture of experts that each layer has in place of one MLP; see `models.layers.MixtureOfExperts`."""
+
+    num_experts: int
+    num_chosen: int  # for each token
+    inner_size: int  # of one expert
+    sums_to_one: bool  # the weights of a token's experts, else those of all experts together
+    names: ExpertNames = OWN_EXPERTS
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderConfig:
-    """A dense decoder-only transformer; defaults are Llama's."""
+    """A decoder-only transformer; defaults are Llama's."""
 
     vocab_size: int
     hidden_size: int
@@ -87,6 +116,7 @@ class DecoderConfig:
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
+    experts: ExpertsConfig | None = None  # None: a layer has one MLP, of `intermediate_size`
     stored_fused: bool = False  # the checkpoint has qkv_proj and gate_up_proj
     attention_soft_cap: float | None = None
     logit_soft_cap: float | None = None
@@ -101,6 +131,16 @@ class DecoderConfig:
     def num_layers(self) -> int:
         """Number of decoder layers."""
         return len(self.windows)
+
+    @property
+    def inner_size(self) -> int:
+        """Gates of an MLP, or of one expert."""
+        return self.intermediate_size if self.experts is None else self.experts.inner_size
+
+    @property
+    def num_mlps(self) -> int:
+        """MLPs of a layer: one, or all experts."""
+        return 1 if self.experts is None else self.experts.num_experts
 
     def for_texts_of(self, max_model_len: int | None) -> DecoderConfig:
         """Return the configuration for texts of up to `max_model_len` tokens; None: of the length that the model was trained on.
@@ -182,6 +222,24 @@ def longest_text(max_len: int, parameters: Mapping[str, Any]) -> int:
     if parameters.get("rope_type") != "yarn":
         return max_len
     return max(max_len, int(_original_max_len(parameters, max_len) * _number(parameters, "factor", default=1.0)))
+
+
+def checked_experts(
+    num_experts: int, num_chosen: int, inner_size: int, *, sums_to_one: bool, names: ExpertNames = OWN_EXPERTS
+) -> ExpertsConfig:
+    """Return the mixture of experts of these sizes.
+
+    Raises:
+        ModelError: there is no such mixture.
+    """
+    if not 0 < num_chosen <= num_experts <= MOST_EXPERTS or inner_size < 1:
+        raise ModelError(
+            f"experts: got {num_chosen} of {num_experts} for each token, of size {inner_size}; may be 1 to all of at most "
+            f"{MOST_EXPERTS}, of size 1 or more; {MEND}"
+        )
+    return ExpertsConfig(
+        num_experts=num_experts, num_chosen=num_chosen, inner_size=inner_size, sums_to_one=sums_to_one, names=names
+    )
 
 
 def checked_activation(name: str) -> str:

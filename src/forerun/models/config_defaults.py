@@ -20,10 +20,15 @@ def same_window(fields: Fields) -> None:
     """Fill in nothing: all layers have the window that `sliding_window` names, or none has one."""
 
 
-def late_windows(fields: Fields) -> None:
-    """Fill in Qwen's windows: none, or one in the layers from `max_window_layers` on."""
+def optional_window(fields: Fields) -> None:
+    """Leave the window of all layers out unless it is to be used."""
     if not fields["use_sliding_window"]:
         fields["sliding_window"] = None
+
+
+def late_windows(fields: Fields) -> None:
+    """Fill in Qwen's windows: none, or one in the layers from `max_window_layers` on."""
+    optional_window(fields)
     first = fields["max_window_layers"] if fields["sliding_window"] is not None else fields["num_hidden_layers"]
     kinds = ["sliding_attention" if i >= first else "full_attention" for i in range(fields["num_hidden_layers"])]
     set_if_none(fields, "layer_types", kinds)
@@ -63,6 +68,12 @@ def one_rope(fields: Fields, theta: float) -> Fields | None:
     if fields.get("partial_rotary_factor") is not None:
         parameters.setdefault("partial_rotary_factor", fields["partial_rotary_factor"])
     return _standardized(parameters, fields)
+
+
+def rope_unless_long(fields: Fields, theta: float) -> Fields | None:
+    """Resolve the rope as `one_rope` does, but leave LongRoPE to transformers."""
+    parameters = one_rope(fields, theta)
+    return None if parameters is None or parameters["rope_type"] == "longrope" else parameters
 
 
 def phi3_rope(fields: Fields, theta: float) -> Fields | None:

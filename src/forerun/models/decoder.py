@@ -108,7 +108,7 @@ class Decoder:
     def rounds_rows(self) -> bool:
         """Whether some weights are multiplied with activations of eight bits."""
         layers = self.layers.layers if isinstance(self.layers, NativeLayers) else ()
-        return any(weight.rounds_rows for layer in layers for weight in layer.weights.values())
+        return any(weight.rounds_rows for layer in layers for weight in layer.all_weights)
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """See `TargetModel`."""
@@ -223,7 +223,7 @@ def build_decoder(
     elif packing is not None and packing.format.is_quantization:
         raise ModelError(
             f"quantization: got {packing.format.name!r}, but the native kernels need even widths and heads of at most "
-            f"{MOST_KEY_DIM}; got hidden_size={config.hidden_size}, intermediate_size={config.intermediate_size}, "
+            f"{MOST_KEY_DIM}; got hidden_size={config.hidden_size}, intermediate_size={config.inner_size}, "
             f"head_dim={config.head_dim}; leave quantization out"
         )
     else:

@@ -14,6 +14,7 @@ from enum import Enum
 from forerun.errors import ModelError, did_you_mean, one_line
 from forerun.models.config import (
     MEND,
+    MIXTRAL_EXPERTS,
     POST_NORMS,
     SANDWICH_NORMS,
     DecoderConfig,
@@ -21,6 +22,7 @@ from forerun.models.config import (
     NotCoveredError,
     QKNorm,
     checked_activation,
+    checked_experts,
     checked_window,
     common_config,
     windows_by_layer_type,
@@ -31,7 +33,9 @@ from forerun.models.config_defaults import (
     alternating_windows,
     late_windows,
     mostly_windows,
+    optional_window,
     phi3_rope,
+    rope_unless_long,
     two_ropes,
     windows_without_rope,
 )
@@ -95,6 +99,31 @@ def _qwen3(hf: HFConfig) -> DecoderConfig:
     )
 
 
+def _qwen3_moe(hf: HFConfig) -> DecoderConfig:
+    if hf.mlp_only_layers or hf.decoder_sparse_step != 1:
+        raise NotCoveredError("mlp_only_layers, decoder_sparse_step: some layers have one MLP in place of experts")
+    content = hf.to_dict()
+    experts = checked_experts(
+        content.get("num_experts") or content.get("num_local_experts"),  # as newer versions of transformers write it
+        hf.num_experts_per_tok,
+        hf.moe_intermediate_size,
+        sums_to_one=hf.norm_topk_prob,
+    )
+    attention = replace(
+        common_config(hf), qkv_bias=hf.attention_bias, output_bias=hf.attention_bias, qk_norm=QKNorm.HEAD
+    )
+    return replace(attention, windows=(checked_window(hf),) * attention.num_layers, experts=experts)
+
+
+def _mixtral(hf: HFConfig) -> DecoderConfig:
+    experts = checked_experts(
+        *(hf.num_local_experts, hf.num_experts_per_tok, hf.intermediate_size),
+        sums_to_one=True,
+        names=MIXTRAL_EXPERTS,
+    )
+    return replace(_one_window(hf), experts=experts)
+
+
 def _smollm3(hf: HFConfig) -> DecoderConfig:
     llama = _llama(hf)
     ropes = tuple(rope if rotates else None for rope, rotates in zip(llama.ropes, hf.no_rope_layers, strict=False))
@@ -151,6 +180,21 @@ def _olmo2(hf: HFConfig) -> DecoderConfig:
     )
 
 
+def _olmoe(hf: HFConfig) -> DecoderConfig:
+    if hf.clip_qkv is not None:
+        raise NotCoveredError(f"clip_qkv: got {hf.clip_qkv}; the decoder does not clip queries, keys and values")
+    experts = checked_experts(
+        *(hf.num_experts, hf.num_experts_per_tok, hf.intermediate_size), sums_to_one=hf.norm_topk_prob
+    )
+    return replace(
+        common_config(hf),
+        qkv_bias=hf.attention_bias,
+        output_bias=hf.attention_bias,
+        qk_norm=QKNorm.PROJECTION,
+        experts=experts,
+    )
+
+
 def _granite(hf: HFConfig) -> DecoderConfig:
     return replace(
         _llama(hf),
@@ -165,6 +209,15 @@ GATED = {"hidden_act": "silu", "tie_word_embeddings": False}
 ALL_HEADS = {"num_key_value_heads": None}  # as many as there are query heads
 OWN_HEADS = {"head_dim": None}  # the hidden size's share
 BY_LAYER = {"layer_types": None}
+EXPERT_TYPES: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(
+        ("num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size", "decoder_sparse_step"),
+        (int,),
+    ),
+    "norm_topk_prob": (bool,),
+    "mlp_only_layers": (list,),
+    "clip_qkv": (float,),
+}
 QWEN_WINDOWS = ("num_key_value_heads", "use_sliding_window", "sliding_window", "max_window_layers")
 GEMMA_NEEDED = ("num_key_value_heads", "head_dim", "sliding_window", "query_pre_attn_scalar", "hidden_activation")
 GEMMA = BY_LAYER | {"tie_word_embeddings": True, "attention_bias": False}
@@ -188,6 +241,19 @@ ROWS = (
         tokenizer_json=TokenizerJson.AS_STORED,
     ),
     Family(
+        architecture="MixtralForCausalLM",
+        model_type="mixtral",
+        decoder=_mixtral,
+        config=ConfigDefaults(
+            needed=("num_key_value_heads", "num_local_experts", "num_experts_per_tok"),
+            types=EXPERT_TYPES,
+            values=GATED | OWN_HEADS | {"sliding_window": None},
+            rope=rope_unless_long,
+            theta=1_000_000.0,
+        ),
+        tokenizer_json=TokenizerJson.AS_STORED,
+    ),
+    Family(
         architecture="Qwen2ForCausalLM",
         model_type="qwen2",
         decoder=_qwen2,
@@ -202,6 +268,26 @@ ROWS = (
             needed=(*QWEN_WINDOWS, "head_dim"),
             values=GATED | BY_LAYER | {"attention_bias": False},
             fill_windows=late_windows,
+        ),
+        tokenizer_json=TokenizerJson.REBUILT,
+    ),
+    Family(
+        architecture="Qwen3MoeForCausalLM",
+        model_type="qwen3_moe",
+        decoder=_qwen3_moe,
+        config=ConfigDefaults(
+            needed=(
+                "num_key_value_heads",
+                "head_dim",
+                "use_sliding_window",
+                "num_experts_per_tok",
+                "moe_intermediate_size",
+            ),
+            types=EXPERT_TYPES,
+            values=GATED
+            | {"attention_bias": False, "sliding_window": 4096, "norm_topk_prob": False}
+            | {"decoder_sparse_step": 1, "mlp_only_layers": None},
+            fill_windows=optional_window,
         ),
         tokenizer_json=TokenizerJson.REBUILT,
     ),
@@ -270,6 +356,17 @@ ROWS = (
         decoder=_olmo2,
         config=ConfigDefaults(values=GATED | ALL_HEADS | {"attention_bias": False}),
         tokenizer_json=TokenizerJson.AS_STORED,
+    ),
+    Family(
+        architecture="OlmoeForCausalLM",
+        model_type="olmoe",
+        decoder=_olmoe,
+        config=ConfigDefaults(
+            needed=("num_experts", "num_experts_per_tok"),
+            types=EXPERT_TYPES,
+            values=GATED | ALL_HEADS | {"attention_bias": False, "clip_qkv": None, "norm_topk_prob": False},
+        ),
+        tokenizer_json=TokenizerJson.REBUILT,
     ),
     Family(
         architecture="GraniteForCausalLM",

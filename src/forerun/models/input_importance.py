@@ -7,8 +7,7 @@ the model's own doing, whatever the text: random tokens show them nearly as well
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import cast
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -22,12 +21,15 @@ SEED = 0
 
 @dataclass(frozen=True, slots=True)
 class LayerImportance:
-    """The mean square of each input of a layer's four products: [inputs] fp32."""
+    """The mean square of each input of a layer's products: [inputs] fp32.
+
+    All experts read the same rows, but each takes too few of them to tell what its last product reads: of a mixture `down` is None.
+    """
 
     qkv: Tensor
     output: Tensor
     gate_up: Tensor
-    down: Tensor
+    down: Tensor | None
 
 
 class InputImportance:
@@ -55,24 +57,22 @@ class InputImportance:
 
     def measure(self, layer: DecoderLayer) -> LayerImportance:
         """Compute the next layer, which is not packed yet, and return what its products read."""
-        attention, mlp = layer.attention, layer.mlp
-        products = {
-            "qkv": _Watched(attention.qkv),
-            "output": _Watched(attention.output),
-            "gate_up": _Watched(mlp.gate_up),
-            "down": _Watched(mlp.down),
-        }
-        stand_ins = {name: cast("Product", product) for name, product in products.items()}
-        watched = replace(
-            layer,
-            attention=replace(attention, qkv=stand_ins["qkv"], output=stand_ins["output"]),
-            mlp=replace(mlp, gate_up=stand_ins["gate_up"], down=stand_ins["down"]),
-        )
+        products: dict[str, _Watched] = {}
+
+        def watched(name: str, product: Product) -> Product:
+            products[name] = _Watched(product)
+            return products[name]
+
         rotation = self._rotations[self._rotation_of[self._num_layers]]
         with torch.inference_mode():
-            self._hidden = watched(self._hidden, rotation, attend_to_past)
+            self._hidden = layer.with_products(watched)(self._hidden, rotation, attend_to_past)
         self._num_layers += 1
-        return LayerImportance(**{name: product.mean_square for name, product in products.items()})
+        return LayerImportance(
+            qkv=products["qkv"].mean_square,
+            output=products["output"].mean_square,
+            gate_up=products["gate_up" if "gate_up" in products else "router"].mean_square,
+            down=products["down"].mean_square if "down" in products else None,
+        )
 
 
 @dataclass(slots=True)
@@ -81,6 +81,11 @@ class _Watched:
 
     product: Product
     mean_square: Tensor = field(init=False)
+
+    @property
+    def num_bytes(self) -> int:
+        """See `Product`."""
+        return self.product.num_bytes
 
     def __call__(self, x: Tensor) -> Tensor:
         self.mean_square = x.float().square().mean(dim=0)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from forerun.models.checkpoint import WeightReader
-from forerun.models.config import DecoderConfig, QKNorm
+from forerun.models.config import DecoderConfig, ExpertsConfig, QKNorm
 from forerun.ops.attention import Attend
 from forerun.ops.block_weight import BlockLinear
 from forerun.ops.layers import ACTIVATIONS, Activation, Linear, RMSNorm
@@ -30,6 +30,10 @@ class Product(Protocol):
     def __call__(self, x: Tensor, /) -> Tensor:
         """[T, inputs] -> [T, outputs]"""
         ...
+
+
+ChangeProduct = Callable[[str, Product], Product]
+"""Makes another product of one and its name within its layer."""
 
 
 def unchanged(x: Tensor) -> Tensor:
@@ -93,6 +97,15 @@ class GatedMLP:
     down: Product
     activation: Activation
 
+    @property
+    def products(self) -> list[Product]:
+        """All products."""
+        return [self.gate_up, self.down]
+
+    def with_products(self, change: ChangeProduct) -> GatedMLP:
+        """The same with what `change` makes of each product."""
+        return replace(self, gate_up=change("gate_up", self.gate_up), down=change("down", self.down))
+
     def __call__(self, hidden: Tensor) -> Tensor:
         """[T, hidden_size] -> [T, hidden_size]"""
         gate, up = self.gate_up(hidden).chunk(2, dim=-1)
@@ -100,11 +113,50 @@ class GatedMLP:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MixtureOfExperts:
+    """Several MLPs, of which each token takes those that a router thinks best (arXiv 1701.06538, 2401.04088).
+
+    The router's logits become probabilities in fp32; they weigh what the chosen experts give. `sums_to_one`: those of the
+    chosen experts are divided by their sum.
+    """
+
+    router: Product  # [T, hidden_size] -> [T, num_experts]
+    experts: Sequence[GatedMLP]
+    num_chosen: int
+    sums_to_one: bool
+
+    @property
+    def products(self) -> list[Product]:
+        """All products: each token takes a part of them."""
+        return [self.router, *(product for expert in self.experts for product in expert.products)]
+
+    def with_products(self, change: ChangeProduct) -> MixtureOfExperts:
+        """The same with what `change` makes of each product; an expert's have its number before their names."""
+
+        def changed(number: int, expert: GatedMLP) -> GatedMLP:
+            return expert.with_products(lambda name, product: change(f"expert.{number}.{name}", product))
+
+        experts = [changed(number, expert) for number, expert in enumerate(self.experts)]
+        return replace(self, router=change("router", self.router), experts=experts)
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """[T, hidden_size] -> [T, hidden_size]"""
+        weights, chosen = self.router(hidden).float().softmax(dim=-1).topk(self.num_chosen, dim=-1)
+        if self.sums_to_one:
+            weights = weights / weights.sum(dim=-1, keepdim=True)
+        mixed = torch.zeros_like(hidden, dtype=torch.float32)
+        for number in sorted(set(chosen.flatten().tolist())):
+            rows, place = torch.where(chosen == number)
+            mixed[rows] += self.experts[number](hidden[rows]) * weights[rows, place, None]
+        return mixed.to(hidden.dtype)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderLayer:
     """Attention, then MLP, each between two norms; both add their output to the residual stream."""
 
     attention: SelfAttention
-    mlp: GatedMLP
+    mlp: GatedMLP | MixtureOfExperts
     attention_in: Norm
     attention_out: Norm
     mlp_in: Norm
@@ -120,8 +172,19 @@ class DecoderLayer:
     @property
     def num_bytes(self) -> int:
         """Bytes of all matrices."""
-        products = (self.attention.qkv, self.attention.output, self.mlp.gate_up, self.mlp.down)
-        return sum(product.num_bytes for product in products)
+        return sum(product.num_bytes for product in (self.attention.qkv, self.attention.output, *self.mlp.products))
+
+    def with_products(self, change: ChangeProduct) -> DecoderLayer:
+        """The same with what `change` makes of each product."""
+        attention = self.attention
+        changed = replace(attention, qkv=change("qkv", attention.qkv), output=change("output", attention.output))
+        return replace(self, attention=changed, mlp=self.mlp.with_products(change))
+
+    @property
+    def one_mlp(self) -> GatedMLP:
+        """The MLP of a layer without experts."""
+        assert isinstance(self.mlp, GatedMLP), "the layer has no experts"
+        return self.mlp
 
     def _add(self, hidden: Tensor, update: Tensor) -> Tensor:
         return hidden + (update if self.residual_scale == 1.0 else update * self.residual_scale)
@@ -177,7 +240,9 @@ def read_layer(reader: WeightReader, config: DecoderConfig, *, index: int) -> De
 
     return DecoderLayer(
         attention=read_attention(reader, config, f"{prefix}self_attn.", index=index),
-        mlp=read_mlp(reader, config, f"{prefix}mlp."),
+        mlp=read_mlp(reader, config, f"{prefix}mlp.")
+        if config.experts is None
+        else read_experts(reader, config, config.experts, prefix),
         attention_in=norm(config.norms.attention_in),
         attention_out=norm(config.norms.attention_out),
         mlp_in=norm(config.norms.mlp_in),
@@ -238,6 +303,30 @@ def read_mlp(reader: WeightReader, config: DecoderConfig, prefix: str) -> GatedM
         gate_up=_read_fused(reader, prefix, parts, width=config.hidden_size, bias=config.mlp_bias),
         down=_read_fused(reader, prefix, {"down_proj": config.hidden_size}, width=inner, bias=config.mlp_bias),
         activation=ACTIVATIONS[config.activation],
+    )
+
+
+def read_experts(reader: WeightReader, config: DecoderConfig, experts: ExpertsConfig, prefix: str) -> MixtureOfExperts:
+    """Load a mixture of experts.
+
+    Raises:
+        ModelError: a tensor is missing or has another shape.
+    """
+    width, inner, names = config.hidden_size, experts.inner_size, experts.names
+
+    def expert(number: int) -> GatedMLP:
+        gate, up, down = (name.format(number) for name in (names.gate, names.up, names.down))
+        return GatedMLP(
+            gate_up=_read_fused(reader, prefix, {gate: inner, up: inner}, width=width, bias=False),
+            down=_read_fused(reader, prefix, {down: width}, width=inner, bias=False),
+            activation=ACTIVATIONS[config.activation],
+        )
+
+    return MixtureOfExperts(
+        router=_read_fused(reader, prefix, {names.router: experts.num_experts}, width=width, bias=False),
+        experts=[expert(number) for number in range(experts.num_experts)],
+        num_chosen=experts.num_chosen,
+        sums_to_one=experts.sums_to_one,
     )
 
 

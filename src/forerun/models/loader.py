@@ -17,7 +17,7 @@ from forerun.errors import ModelError
 from forerun.models.base import TargetModel
 from forerun.models.checkpoint import Checkpoint, dense, open_checkpoint
 from forerun.models.checkpoint_facts import CheckpointFacts
-from forerun.models.config import DecoderConfig, HFConfig
+from forerun.models.config import DecoderConfig, ExpertsConfig, HFConfig
 from forerun.models.config_file import read_config, read_transformers_config
 from forerun.models.decoder import build_decoder
 from forerun.models.families import decoder_config, supports
@@ -61,7 +61,7 @@ def load_model(
         ModelError: path, configuration, weights or architecture cannot be used.
     """
     config = read_config(path)
-    if not supports(config):
+    if not _is_own(config, device):
         from forerun.models.transformers_model import (
             load_transformers_model,  # here: importing transformers' modelling code takes 120 MB
         )
@@ -79,6 +79,11 @@ def load_model(
         expected_bytes = packing.expected_bytes(stored)
         with PackedCache.of_environment().weights(model, expected_bytes=expected_bytes, read=read) as kept:
             return build(config, checkpoint, packing=packing.keeping(kept))
+
+
+def _is_own(config: HFConfig, device: torch.device) -> bool:
+    """Whether forerun's decoder computes a model: on a GPU transformers' own code does better with experts."""
+    return supports(config) and (device.type == "cpu" or decoder_config(config).experts is None)
 
 
 def load_dummy(
@@ -161,7 +166,7 @@ class DummyCheckpoint:
         Raises:
             ModelError: the decoder does not have the architecture.
         """
-        if not supports(hf_config):
+        if not _is_own(hf_config, device):
             architecture = (hf_config.architectures or ["none"])[0]
             raise ModelError(
                 f"load_format: got 'dummy', but architecture {architecture!r} runs through transformers' own code; "
@@ -200,4 +205,21 @@ def _stored_shapes(hf_config: HFConfig, config: DecoderConfig) -> dict[str, tupl
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     head = shapes.pop("lm_head.weight")
     stored = {config.root + name.removeprefix("model."): shape for name, shape in shapes.items()}
+    if config.experts is not None:  # which transformers stacks
+        stored = {name: shape for name, shape in stored.items() if ".mlp." not in name}
+        stored |= _expert_shapes(config, config.experts)
     return stored if config.tied else {**stored, config.head: head}
+
+
+def _expert_shapes(config: DecoderConfig, experts: ExpertsConfig) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each tensor of the layers' mixtures of experts."""
+    width, inner, names = config.hidden_size, experts.inner_size, experts.names
+    of_layer = {names.router: (experts.num_experts, width)}
+    for number in range(experts.num_experts):
+        of_layer |= {name.format(number): (inner, width) for name in (names.gate, names.up)}
+        of_layer[names.down.format(number)] = (width, inner)
+    return {
+        f"{config.root}layers.{layer}.{name}.weight": shape
+        for layer in range(config.num_layers)
+        for name, shape in of_layer.items()
+    }

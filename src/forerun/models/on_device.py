@@ -34,6 +34,8 @@ def obstacle(model: object) -> str | None:
         return "it runs through transformers' own code"
     if not isinstance(model.layers, TorchLayers):
         return "other kernels, or other processes, have its weights"
+    if model.config.experts is not None:
+        return "its layers have experts"
     if not all(is_dense(layer) for layer in model.layers.layers) or not isinstance(model.head.linear, Linear):
         return "its weights are in blocks of few bits"
     if model.dtype not in DTYPES:
@@ -43,7 +45,7 @@ def obstacle(model: object) -> str | None:
 
 def is_dense(layer: DecoderLayer) -> bool:
     """Whether all matrices of a layer are plain tensors."""
-    products = (layer.attention.qkv, layer.attention.output, layer.mlp.gate_up, layer.mlp.down)
+    products = (layer.attention.qkv, layer.attention.output, *layer.mlp.products)
     return all(isinstance(product, Linear) for product in products)
 
 
@@ -108,7 +110,7 @@ class DeviceParts:
         return DeviceLayers(self.functions, [self._layer(layer, config) for layer in layers], rotation_of)
 
     def _layer(self, layer: DecoderLayer, config: DecoderConfig) -> DeviceLayer:
-        attention, mlp = layer.attention, layer.mlp
+        attention, mlp = layer.attention, layer.one_mlp
         wide = layer if isinstance(layer, WideLayer) else None
         return DeviceLayer(
             index=attention.index,

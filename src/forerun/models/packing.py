@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from forerun.models.checkpoint import Checkpoint
 from forerun.models.config import DecoderConfig
 from forerun.models.input_importance import InputImportance, LayerImportance
 from forerun.models.kept_weights import KeptWeights, Unkept
-from forerun.models.layers import DecoderLayer, GatedMLP, Norm, Product, ProjectionNorm, WideLayer
+from forerun.models.layers import DecoderLayer, GatedMLP, MixtureOfExperts, Norm, Product, ProjectionNorm, WideLayer
 from forerun.models.sharding import Shard, part_of_head, part_of_layer
 from forerun.ops.block_weight import AnyWeight, BlockLinear, BlockWeight, JoinedWeight
 from forerun.ops.block_writing import BLOCK
@@ -27,6 +27,7 @@ from forerun.ops.native.formats.base import PackedWeight, WeightFormat
 from forerun.ops.native.formats.blocks import rounding_rows
 from forerun.ops.native.layers import (
     ACTIVATION_CODES,
+    NativeExperts,
     NativeLayer,
     NativeLayers,
     NativeRMSNorm,
@@ -45,13 +46,13 @@ MOST_BESIDE_LINEAR = 0.1  # of a transformers model's weights: routers of expert
 
 def can_pack(config: DecoderConfig) -> bool:
     """Whether the kernels compute layers of these sizes."""
-    widths = (config.hidden_size, config.intermediate_size, config.head_dim)
+    widths = (config.hidden_size, config.inner_size, config.head_dim)
     return all(width % 2 == 0 for width in widths) and config.head_dim <= MOST_KEY_DIM
 
 
 def fits_blocks(config: DecoderConfig) -> bool:
     """Whether all products have whole blocks of inputs, as int4 needs."""
-    widths = (config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim)
+    widths = (config.hidden_size, config.inner_size, config.num_heads * config.head_dim)
     return can_pack(config) and all(width % BLOCK == 0 for width in widths)
 
 
@@ -189,18 +190,21 @@ class Packing:
         self, layer: DecoderLayer, config: DecoderConfig, importance: LayerImportance | None, *, name: str
     ) -> NativeLayer:
         attention, mlp = layer.attention, layer.mlp
-        reads: dict[str, Callable[[], Linear | BlockLinear]] = {
-            "qkv": lambda: _stored(attention.qkv),
-            "output": lambda: _stored(attention.output),
-            "gate_up": lambda: _interleaved(mlp),
-            "down": lambda: _stored(mlp.down),
-        }
+
+        def packed(part: str, read: Callable[[], Linear | BlockLinear]) -> PackedWeight:
+            measured = None if importance is None else getattr(importance, part)
+            return self._kept_or_packed(f"{name}.{part}", read, measured)
+
         weights = {
-            part: self._kept_or_packed(
-                f"{name}.{part}", read, None if importance is None else getattr(importance, part)
-            )
-            for part, read in reads.items()
+            "qkv": packed("qkv", lambda: _stored(attention.qkv)),
+            "output": packed("output", lambda: _stored(attention.output)),
         }
+        experts = None
+        if isinstance(mlp, MixtureOfExperts):
+            experts = self._experts(mlp, importance, name=name)
+        else:
+            weights["gate_up"] = packed("gate_up", lambda: _interleaved(mlp))
+            weights["down"] = packed("down", lambda: _stored(mlp.down))
         places = {name: getattr(layer, name) for name in ("attention_in", "attention_out", "mlp_in", "mlp_out")}
         if isinstance(layer, WideLayer):
             places["beside_in"] = layer.beside_in
@@ -228,10 +232,34 @@ class Packing:
             activation=ACTIVATION_CODES[config.activation],
             starts_normed=isinstance(layer, WideLayer) and layer.starts_normed,
         )
-        whole = NativeLayer(struct=struct, weights=weights, norms=norms)
+        whole = NativeLayer(struct=struct, weights=weights, norms=norms, experts=experts)
         if self.num_ranks == 1:
             return whole
         return part_of_layer(self.kernels, whole, Shard(config, self.rank, self.num_ranks), self._arena)
+
+    def _experts(self, mixture: MixtureOfExperts, importance: LayerImportance | None, *, name: str) -> NativeExperts:
+        """Pack a mixture of experts, whose gates all read the same rows; the router's weights are never rounded."""
+        gate_up, down = [], []
+        for number, expert in enumerate(mixture.experts):
+            part = f"{name}.expert.{number}"
+            measured = None if importance is None else importance.gate_up
+            gate_up.append(self._kept_or_packed(f"{part}.gate_up", partial(_interleaved, expert), measured))
+            down.append(self._kept_or_packed(f"{part}.down", partial(_stored, expert.down)))
+        return NativeExperts(
+            router=self._unrounded(f"{name}.router", _stored(mixture.router)),
+            gate_up=gate_up,
+            down=down,
+            num_chosen=mixture.num_chosen,
+            sums_to_one=mixture.sums_to_one,
+        )
+
+    def _unrounded(self, name: str, linear: Linear | BlockLinear) -> PackedWeight:
+        """Pack a weight that stays as it is, whatever the format."""
+        found = self._kept.find(name)
+        if found is None:
+            found = pack_weight(self.kernels, self._lossless, linear.weight, linear.bias, self._arena)
+            self._kept.add(name, found)
+        return found
 
     def part_of_head(self, head: PackedLinear, shard: Shard) -> PackedWeight:
         """This rank's outputs of a head."""

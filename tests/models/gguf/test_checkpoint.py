@@ -88,6 +88,39 @@ def test_a_factor_that_is_no_number_is_refused(tmp_path, factor):
         open_checkpoint(tmp_path / "x.gguf").load(DOWN)
 
 
+def save_experts(path, tensor, kind="F32", **more):
+    """A file of the gates of all experts of a layer."""
+    writer = gguf.GGUFWriter(str(path), "qwen3moe")
+    writer.add_tensor("blk.0.ffn_gate_exps.weight", tensor, raw_dtype=gguf.GGMLQuantizationType[kind])
+    for name, values in more.items():
+        writer.add_tensor(f"blk.0.ffn_gate_exps.{name}", values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize("kind", ["F32", "Q8_0", "Q4_0"])
+def test_each_expert_has_its_part_of_the_tensor_of_all(tmp_path, kind):
+    stacked = np.random.default_rng(0).normal(size=(5, 24, 32)).astype(np.float32)
+    blocks = gguf.quantize(stacked, gguf.GGMLQuantizationType[kind])
+    checkpoint = open_checkpoint(
+        save_experts(tmp_path / "tiny.gguf", blocks, kind, scale=np.arange(5, dtype=np.float32))
+    )
+    values = gguf.dequantize(blocks, gguf.GGMLQuantizationType[kind])
+    for number in range(5):
+        name = f"model.layers.0.mlp.experts.{number}.gate_proj.weight"
+        assert checkpoint.shape(name) == (24, 32)
+        np.testing.assert_allclose(dense(checkpoint.load(name)).numpy(), number * values[number], rtol=1e-6)
+
+
+def test_more_experts_than_a_layer_has_are_named(tmp_path):
+    path = save_experts(tmp_path / "tiny.gguf", np.zeros((1025, 1, 1), dtype=np.float32))
+    with pytest.raises(ModelError, match=r"'blk.0.ffn_gate_exps.weight' is of 1025 experts; may be of at most 1024"):
+        open_checkpoint(path)
+
+
 def test_blocks_that_were_forgotten_are_read_again(tmp_path):
     row, pages = 34 * 8, 3 * mmap.PAGESIZE  # bytes of an output; of the whole tensor, at least
     content = np.random.default_rng(0).integers(0, 256, (-(-pages // row), row), dtype=np.uint8)

@@ -118,6 +118,10 @@ def test_gemma3_with_windows_by_layer_is_refused(tmp_path):
     assert "gemma3.attention.sliding_window_pattern: got an array of 1; must be a whole number" in said
 
 
+def test_experts_of_an_architecture_that_has_none_are_named(tmp_path):
+    assert "architecture 'qwen2' with 8 experts is not supported" in refusal(save(tmp_path, "qwen2", expert_count=8))
+
+
 def test_an_unknown_architecture_is_named_with_what_is_inside(tmp_path):
     said = refusal(save(tmp_path, "clip"))
     assert "GGUF: 2 tensors F32" in said
@@ -133,7 +137,9 @@ def test_an_unknown_architecture_is_named_with_what_is_inside(tmp_path):
         ({"attention.head_count": 0}, "attention.head_count: got 0"),
         ({"embedding_length": 0}, "embedding_length: got 0"),
         ({"attention.value_length": 9}, "keys and of values have different sizes"),
-        ({"expert_count": 8}, "with 8 experts"),
+        ({"expert_count": 8, "expert_used_count": 9}, "got 9 of 8 for each token"),
+        ({"expert_count": 8, "expert_used_count": 0}, "got 0 of 8 for each token"),
+        ({"expert_count": 1 << 20, "expert_used_count": 2}, "at most 1024"),
         ({"attention.sliding_window": 64}, "sliding window"),
         ({"more": [Key("attention.causal", BOOL, False)]}, "attention.causal: got false; must be true"),
         ({"without": ["context_length"]}, "no llama.context_length"),

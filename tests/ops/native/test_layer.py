@@ -63,7 +63,9 @@ def test_layer_agrees_with_its_twin(kernels, weight_format, variant):
         rotation = in_fp64(rotation_of(native, index, batch.positions))
         expected = layer(hidden.double(), rotation, attend) - hidden
         found = run_layer(kernels, native, index, batch, hidden, cache) - hidden
-        assert (found - expected).norm() < tolerance * expected.norm()
+        errors = (found - expected).norm(dim=1) / expected.norm(dim=1)
+        may_differ = native.config.experts is not None and weight_format is not FP32  # rows near a tie of two experts
+        assert errors.quantile(0.9) < tolerance if may_differ else errors.norm() < tolerance * len(errors) ** 0.5
         stored, exact_stored = cache.layers[index].key.double(), exact_cache.layers[index].key
         assert (stored - exact_stored).norm() < tolerance * exact_stored.norm()
 

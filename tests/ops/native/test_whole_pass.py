@@ -19,7 +19,7 @@ NUM_CANDIDATES = 3
 FEATURES = [  # a variant or two of each: what a call is made of, whose parts a level has versions of
     *("LlamaForCausalLM tied", "Llama biases", "Llama gelu", "Llama own head_dim", "Llama head_dim 32", "Llama MHA"),
     *("MistralForCausalLM", "Qwen3 biases", "SmolLM3ForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM"),
-    *("GraniteForCausalLM", "Olmo2 llama3", "Phi3 partial rotary"),
+    *("GraniteForCausalLM", "Olmo2 llama3", "Phi3 partial rotary", "Qwen3MoeForCausalLM", "OlmoeForCausalLM"),
 ]
 
 

@@ -151,7 +151,7 @@ def shareable_config(path: Path, num_ranks: int) -> DecoderConfig:
     """The configuration of a model that computes in parts.
 
     Raises:
-        ConfigError: it runs through transformers' own code.
+        ConfigError: it runs through transformers' own code, or has experts.
     """
     hf_config = read_config(path)
     if not supports(hf_config):
@@ -160,7 +160,12 @@ def shareable_config(path: Path, num_ranks: int) -> DecoderConfig:
             f"tensor_parallel_size: got {num_ranks}, but architecture {architecture!r} runs through transformers' own code, "
             "which computes in one process; leave it out"
         )
-    return decoder_config(hf_config)
+    config = decoder_config(hf_config)
+    if config.experts is not None:
+        raise ConfigError(
+            f"tensor_parallel_size: got {num_ranks}, but a mixture of experts computes in one process; leave it out"
+        )
+    return config
 
 
 def checked_config(path: Path, num_ranks: int) -> DecoderConfig:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from forerun.errors import ModelError, did_you_mean
-from forerun.models.config import NotCoveredError
+from forerun.models.config import MIXTRAL_EXPERTS, OWN_EXPERTS, ExpertNames, NotCoveredError
 from forerun.models.config_defaults import ORIGINAL
 from forerun.models.gguf.file import GGUFFile
 
@@ -35,6 +35,9 @@ PARTS = {
 }
 POST_NORM_PARTS = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
 SANDWICH_NORM_PARTS = {**POST_NORM_PARTS, "ffn_norm": "pre_feedforward_layernorm"}
+ROUTER, GATES, UPS, DOWNS = "ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"
+"""What a mixture of experts consists of; all but the router hold every expert's matrix, one after the other."""
+
 FUSED = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
 
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
@@ -71,7 +74,10 @@ class GGUFArchitecture:
     norm_offset: float = 0.0
 
     def tensor_name(self, stored: str) -> str:
-        """Return the decoder's name of a tensor; a name that it has no place for comes back as it is."""
+        """Return the decoder's name of a tensor; a name that it has no place for comes back as it is.
+
+        That of all experts together is one's, with {} in place of its number.
+        """
         if found := LAYER_TENSOR.fullmatch(stored):
             part = (PARTS | self.parts).get(found["part"])
             return stored if part is None else f"model.layers.{found['layer']}.{part}.{found['kind']}"
@@ -81,7 +87,8 @@ class GGUFArchitecture:
 
 def architecture_of(file: GGUFFile) -> GGUFArchitecture | None:
     """Return the row of a file's architecture, or None if there is none."""
-    return ARCHITECTURES.get(file.architecture)
+    row = ARCHITECTURES.get(file.architecture)
+    return _MIXTRAL if row is _LLAMA and file.own.integer("expert_count", 0) else row
 
 
 def unknown_architecture(file: GGUFFile) -> ModelError:
@@ -105,6 +112,30 @@ def _qwen2(_file: GGUFFile) -> Fields:
 
 def _qwen3(file: GGUFFile) -> Fields:
     return _qwen2(file) | {"attention_bias": "blk.0.attn_q.bias" in file.tensors}
+
+
+def _experts(file: GGUFFile) -> Fields:
+    return {"num_experts_per_tok": file.own.integer("expert_used_count")}
+
+
+def _mixtral(file: GGUFFile) -> Fields:
+    return _experts(file) | {"num_local_experts": file.own.integer("expert_count"), "sliding_window": None}
+
+
+def _qwen3moe(file: GGUFFile) -> Fields:
+    return (
+        _experts(file)
+        | _qwen3(file)
+        | {
+            "num_experts": file.own.integer("expert_count"),
+            "moe_intermediate_size": file.own.integer("expert_feed_forward_length"),
+            "norm_topk_prob": True,
+        }
+    )
+
+
+def _olmoe(file: GGUFFile) -> Fields:
+    return _experts(file) | {"num_experts": file.own.integer("expert_count"), "norm_topk_prob": False}
 
 
 def _smollm3(file: GGUFFile) -> Fields:
@@ -174,10 +205,18 @@ def _head_dim(file: GGUFFile) -> int:
     return file.own.integer("attention.key_length", file.own.integer("embedding_length") // max(heads, 1))
 
 
+def _expert_parts(names: ExpertNames) -> dict[str, str]:
+    return {ROUTER: names.router, GATES: names.gate, UPS: names.up, DOWNS: names.down}
+
+
+_LLAMA = GGUFArchitecture(name="llama", model_type="llama", fields=_llama, has_pairs=True)
+_MIXTRAL = replace(_LLAMA, model_type="mixtral", fields=_mixtral, parts=_expert_parts(MIXTRAL_EXPERTS))
+
 _ROWS = (
-    GGUFArchitecture(name="llama", model_type="llama", fields=_llama, has_pairs=True),
+    _LLAMA,
     GGUFArchitecture(name="qwen2", model_type="qwen2", fields=_qwen2),
     GGUFArchitecture(name="qwen3", model_type="qwen3", fields=_qwen3),
+    GGUFArchitecture(name="qwen3moe", model_type="qwen3_moe", fields=_qwen3moe, parts=_expert_parts(OWN_EXPERTS)),
     GGUFArchitecture(name="smollm3", model_type="smollm3", fields=_smollm3, has_pairs=True),
     GGUFArchitecture(name="gemma2", model_type="gemma2", fields=_gemma2, parts=SANDWICH_NORM_PARTS, norm_offset=1.0),
     GGUFArchitecture(
@@ -185,6 +224,7 @@ _ROWS = (
     ),
     GGUFArchitecture(name="phi3", model_type="phi3", fields=_phi3, parts=FUSED),
     GGUFArchitecture(name="olmo2", model_type="olmo2", parts=POST_NORM_PARTS),
+    GGUFArchitecture(name="olmoe", model_type="olmoe", fields=_olmoe, parts=_expert_parts(OWN_EXPERTS)),
     GGUFArchitecture(name="granite", model_type="granite", fields=_granite, has_pairs=True),
 )
 

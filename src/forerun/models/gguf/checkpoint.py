@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from forerun.errors import ModelError
 from forerun.models.checkpoint_facts import CheckpointFacts
+from forerun.models.config import MOST_EXPERTS
 from forerun.models.gguf.architectures import (
     LONGROPE_FACTORS,
     ROPE_FACTORS,
@@ -46,14 +48,14 @@ class GGUFCheckpoint:
             stem, _, kind = stored.rpartition(".")
             if kind in ("scale", "input_scale") and f"{stem}.weight" in file.tensors:
                 if kind == "scale":
-                    self._factors[row.tensor_name(f"{stem}.weight")] = place
+                    self._factors |= _places_of(row.tensor_name(f"{stem}.weight"), place)
                 continue
-            name = row.tensor_name(stored)
-            if name in self._places:
+            found = _places_of(row.tensor_name(stored), place)
+            if twice := found.keys() & self._places.keys():
                 raise ModelError(
-                    f"{file.path}: tensors {self._places[name].name!r} and {stored!r} are for the same place"
+                    f"{file.path}: tensors {self._places[twice.pop()].name!r} and {stored!r} are for the same place"
                 )
-            self._places[name] = place
+            self._places |= found
         self.facts = CheckpointFacts(
             num_bytes=sum(map(loaded_bytes, self._places.values())),
             is_mixed=are_mixed(file.matrix_types),
@@ -108,6 +110,29 @@ class GGUFCheckpoint:
         if ".q_proj." in name:
             return heads
         return own.integer_of_layers("attention.head_count_kv", heads) if ".k_proj." in name else 0
+
+
+def _places_of(name: str, place: TensorPlace) -> dict[str, TensorPlace]:
+    """Where the tensor of that name lies, or of each expert, whose numbers take the place of {}.
+
+    Raises:
+        ModelError: it is of more experts than a layer has.
+    """
+    if "{}" not in name:
+        return {name: place}
+    count, *shape = place.shape
+    if not 0 < count <= MOST_EXPERTS:
+        raise ModelError(
+            f"{place.file}: tensor {place.name!r} is of {count} experts; may be of at most {MOST_EXPERTS}; convert the original "
+            "model again"
+        )
+    size = place.num_bytes // count
+    return {
+        name.format(number): replace(
+            place, shape=tuple(shape) or (1,), start=place.start + number * size, num_bytes=size
+        )
+        for number in range(count)
+    }
 
 
 def open_gguf_checkpoint(path: Path) -> GGUFCheckpoint:

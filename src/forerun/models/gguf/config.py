@@ -17,6 +17,7 @@ from forerun.models.gguf.architectures import (
     LAYER_TENSOR,
     LONGROPE_FACTORS,
     ROPE_FACTORS,
+    ROUTER,
     Fields,
     GGUFArchitecture,
 )
@@ -54,7 +55,7 @@ def config_of(file: GGUFFile, row: GGUFArchitecture) -> ConfigStandIn:
         ModelError: metadata are missing or contradict each other, or the decoder has no code for what they ask for.
     """
     own = file.own
-    if own.integer("expert_count", 0):
+    if own.integer("expert_count", 0) and ROUTER not in row.parts:
         raise NotCoveredError(
             f"{file.path} ({file.describe()}): architecture {row.name!r} with {own.integer('expert_count')} experts is not "
             "supported; use a model without experts"

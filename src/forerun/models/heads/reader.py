@@ -206,17 +206,11 @@ class HeadReader:
 
     def _packed_products(self, layer: DecoderLayer, name: str) -> DecoderLayer:
         """Pack a layer's matrices for the kernels, if there are any: those take any width, and the stream's dtype."""
-        attention, mlp = layer.attention, layer.mlp
-        products = {"qkv": attention.qkv, "output": attention.output, "gate_up": mlp.gate_up, "down": mlp.down}
-        qkv, output, gate_up, down = (
-            self.packed(product, name=f"{name}.{part}") if isinstance(product, Linear) else product
-            for part, product in products.items()
-        )
-        return replace(
-            layer,
-            attention=replace(layer.attention, qkv=qkv, output=output),
-            mlp=replace(layer.mlp, gate_up=gate_up, down=down),
-        )
+
+        def packed(part: str, product: Product) -> Product:
+            return self.packed(product, name=f"{name}.{part}") if isinstance(product, Linear) else product
+
+        return layer.with_products(packed)
 
     def _check_shared(self, name: str, width: int) -> None:
         if width != self.target.model.hidden_size:

@@ -14,7 +14,7 @@ from forerun.core.batch import Candidates, CandidateTensors
 from forerun.ops.native.attention import NativePass, rotation_structs
 from forerun.ops.native.formats.base import PackedWeight, read_outputs
 from forerun.ops.native.library import Kernels
-from forerun.ops.native.structs import LayerStruct
+from forerun.ops.native.structs import ExpertsStruct, LayerStruct
 from forerun.ops.rotary import Rotation
 
 NO_LAYERS: frozenset[int] = frozenset()
@@ -150,6 +150,34 @@ class NativeRMSNorm:
         return out
 
 
+class NativeExperts:
+    """The twin of `models.layers.MixtureOfExperts`."""
+
+    def __init__(
+        self,
+        *,
+        router: PackedWeight,
+        gate_up: Sequence[PackedWeight],
+        down: Sequence[PackedWeight],
+        num_chosen: int,
+        sums_to_one: bool,
+    ) -> None:
+        """`gate_up` and `down` are each expert's; a row takes `num_chosen` of them."""
+        self.weights = [router, *gate_up, *down]
+        self._places = [
+            np.array([addressof(one.struct) for one in of_all], dtype=np.int64) for of_all in (gate_up, down)
+        ]
+        gate_up_places, down_places = (places.ctypes.data for places in self._places)
+        self.struct = ExpertsStruct(
+            router=router.struct,
+            gate_up=gate_up_places,
+            down=down_places,
+            num_experts=len(gate_up),
+            num_chosen=num_chosen,
+            sums_to_one=sums_to_one,
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeLayer:
     """A decoder layer's packed weights and fp32 norms, by their names in `LayerStruct`; their addresses are in `struct`."""
@@ -157,6 +185,7 @@ class NativeLayer:
     struct: LayerStruct
     weights: Mapping[str, PackedWeight]
     norms: Mapping[str, Tensor]
+    experts: NativeExperts | None = None  # None: it has one MLP
 
     def __post_init__(self) -> None:
         """Write the addresses to `struct`, whose sizes and rules are given."""
@@ -164,11 +193,18 @@ class NativeLayer:
             setattr(self.struct, name, weight.struct)
         for name, norm in self.norms.items():
             setattr(self.struct, name, norm.data_ptr())
+        if self.experts is not None:
+            self.struct.experts = addressof(self.experts.struct)
+
+    @property
+    def all_weights(self) -> list[PackedWeight]:
+        """All matrices, of each expert, too."""
+        return [*self.weights.values(), *(self.experts.weights if self.experts is not None else ())]
 
     @property
     def num_bytes(self) -> int:
         """Bytes of all matrices."""
-        return sum(weight.num_bytes for weight in self.weights.values())
+        return sum(weight.num_bytes for weight in self.all_weights)
 
 
 class NativeLayers:

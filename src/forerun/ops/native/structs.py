@@ -10,7 +10,7 @@ import torch
 TILE = 32
 """Outputs that lie side by side: `kTile` of csrc/matmul.h."""
 
-INTERFACE_VERSION = 16
+INTERFACE_VERSION = 17
 """`kInterfaceVersion` of csrc/cpu.cpp."""
 
 STORAGE = {torch.float32: 0, torch.bfloat16: 1}
@@ -72,6 +72,19 @@ class RotationStruct(Structure):
     _fields_: ClassVar = [("cos", c_void_p), ("sin", c_void_p), ("half", c_int64)]
 
 
+class ExpertsStruct(Structure):
+    """`Experts` of csrc/experts.h."""
+
+    _fields_: ClassVar = [
+        ("router", WeightStruct),
+        ("gate_up", c_void_p),
+        ("down", c_void_p),
+        ("num_experts", c_int64),
+        ("num_chosen", c_int64),
+        ("sums_to_one", c_int64),
+    ]
+
+
 class LayerStruct(Structure):
     """`Layer` of csrc/layer.h."""
 
@@ -80,6 +93,7 @@ class LayerStruct(Structure):
         ("output", WeightStruct),
         ("gate_up", WeightStruct),
         ("down", WeightStruct),
+        ("experts", c_void_p),
         ("attention_in", c_void_p),
         ("attention_out", c_void_p),
         ("mlp_in", c_void_p),
@@ -310,6 +324,7 @@ STRUCT_SIZES = {
     "Pass": sizeof(PassStruct),
     "Rotation": sizeof(RotationStruct),
     "Layer": sizeof(LayerStruct),
+    "Experts": sizeof(ExpertsStruct),
     "RareWeight": 8,
     "TextIndex": sizeof(TextIndexStruct),
     "LiveText": sizeof(LiveTextStruct),

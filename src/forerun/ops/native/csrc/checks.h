@@ -24,6 +24,7 @@ inline void require(bool holds, const char* message) {
     if (!holds) throw BadArgument(message);
 }
 
+constexpr int64_t kMostExperts = 1024;
 constexpr int64_t kLargest = int64_t{1} << 28;  // of any size: the product of two, in bytes, fits in 64 bits
 
 inline bool is_size(int64_t size) { return size >= 0 && size <= kLargest; }
@@ -118,13 +119,34 @@ inline void check_activation(int32_t activation) {
     require(activation >= kSilu && activation <= kGeluTanh, "the activation is unknown");
 }
 
+inline void check_layer_weight(const Weight& weight, int32_t storage) {
+    check_weight(weight);
+    require(weight.narrow_inputs() == (storage == kBFloat16), "a weight does not take rows as keys are stored");
+}
+
+inline void check_mlp(const Weight& gate_up, const Weight& down, int64_t width) {
+    require(gate_up.outputs >= 2 * down.inputs, "there are fewer gates than the last product takes");
+    require(down.outputs >= width, "the last product is not as wide as the layer");
+}
+
+inline void check_experts(const Experts& experts, int64_t width, int32_t storage) {
+    require(experts.num_chosen > 0 && experts.num_chosen <= experts.num_experts && experts.num_experts <= kMostExperts,
+            "a row chooses more experts than there are, or none");
+    check_layer_weight(experts.router, storage);
+    require(experts.router.inputs == width, "the router does not take the layer's rows");
+    require(experts.router.outputs >= experts.num_experts, "the router has fewer outputs than there are experts");
+    for (int64_t i = 0; i < experts.num_experts; ++i) {
+        for (const Weight* weight : {experts.gate_up[i], experts.down[i]}) check_layer_weight(*weight, storage);
+        require(experts.gate_up[i]->inputs == width, "the gates do not take the layer's rows");
+        require(experts.down[i]->inputs == experts.inner(), "the experts differ in size");
+        check_mlp(*experts.gate_up[i], *experts.down[i], width);
+    }
+}
+
 // What holds for a layer, whole or a rank's part.
 inline void check_part(const Layer& layer, int32_t storage) {
     const AttentionShape& shape = layer.attention;
-    for (const Weight* weight : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down}) {
-        check_weight(*weight);
-        require(weight->narrow_inputs() == (storage == kBFloat16), "a weight does not take rows as keys are stored");
-    }
+    for (const Weight* weight : {&layer.qkv, &layer.output}) check_layer_weight(*weight, storage);
     check_attention(shape);
     check_activation(layer.activation);
     require(is_size(layer.width) && is_size(layer.beside_width), "a layer's width is out of range");
@@ -132,6 +154,8 @@ inline void check_part(const Layer& layer, int32_t storage) {
     require(layer.qkv.outputs >= (static_cast<int64_t>(shape.num_heads) + shape.num_kv_heads) * shape.key_dim +
                                      static_cast<int64_t>(shape.num_kv_heads) * shape.value_dim,
             "the first product has fewer outputs than the heads");
+    if (layer.experts) return check_experts(*layer.experts, layer.width, storage);
+    for (const Weight* weight : {&layer.gate_up, &layer.down}) check_layer_weight(*weight, storage);
     require(layer.gate_up.inputs == layer.width, "the gates do not take the layer's rows");
 }
 
@@ -143,8 +167,7 @@ inline void check_layer(const Layer& layer, int32_t storage) {
     require(layer.output.inputs == static_cast<int64_t>(shape.num_heads) * shape.value_dim,
             "the product after attention does not take its heads");
     require(layer.output.outputs >= layer.width, "the product after attention is not as wide as the layer");
-    require(layer.gate_up.outputs >= 2 * layer.down.inputs, "there are fewer gates than the last product takes");
-    require(layer.down.outputs >= layer.width, "the last product is not as wide as the layer");
+    if (!layer.experts) check_mlp(layer.gate_up, layer.down, layer.width);
 }
 
 // Layers one after the other.
@@ -180,6 +203,7 @@ inline void check_exchange(const Exchange& exchange) {
 
 // A rank's part of a layer; sizes of the whole are those of the products' inputs.
 inline void check_shard(const Layer& layer, const LayerShard& shard, int32_t num_ranks, int32_t storage) {
+    require(!layer.experts, "experts are computed in one process");
     check_part(layer, storage);
     const AttentionShape& shape = layer.attention;
     const int64_t all_heads = layer.output.inputs / shape.value_dim;

@@ -26,7 +26,7 @@ namespace forerun {
 namespace {
 
 // To be raised, here and in structs.py, with every change of an exported function or of a structure that it reads.
-constexpr int32_t kInterfaceVersion = 16;
+constexpr int32_t kInterfaceVersion = 17;
 
 #if defined(__AMX_BF16__)
 constexpr char kLevel[] = "amx";
@@ -187,7 +187,7 @@ EXPORT int64_t forerun_size_of(const char* name) {
     } structures[] = {{"Weight", sizeof(Weight)},     {"AttentionShape", sizeof(AttentionShape)},
                       {"Sequence", sizeof(Sequence)}, {"Pass", sizeof(Pass)},
                       {"Rotation", sizeof(Rotation)}, {"Layer", sizeof(Layer)},
-                      {"RareWeight", sizeof(RareWeight)}, {"DraftHead", sizeof(DraftHead)}, {"Decoder", sizeof(Decoder)},
+                      {"Experts", sizeof(Experts)}, {"RareWeight", sizeof(RareWeight)}, {"DraftHead", sizeof(DraftHead)}, {"Decoder", sizeof(Decoder)},
                       {"CacheStack", sizeof(CacheStack)},
                       {"RotationTable", sizeof(RotationTable)}, {"DraftText", sizeof(DraftText)},
                       {"TextIndex", sizeof(lookup::TextIndex)}, {"LiveText", sizeof(lookup::LiveText)},

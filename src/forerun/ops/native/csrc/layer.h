@@ -3,18 +3,20 @@
 
 #include "attention.h"
 #include "candidates.h"
+#include "experts.h"
 #include "matmul.h"
 #include "matrix_attention.h"
 #include "team.h"
 
 namespace forerun {
 
-// Attention and a gated MLP, each between two norms, on an fp32 residual stream; null norms are absent.
+// Attention, and a gated MLP or experts, each between two norms, on an fp32 residual stream; null norms are absent.
 struct Layer {
     Weight qkv;      // query heads, key heads, value heads
     Weight output;
-    Weight gate_up;  // tiles of 16 gates and their 16 ups
+    Weight gate_up;  // tiles of 16 gates and their 16 ups; with experts neither is set
     Weight down;
+    const Experts* experts;  // null: there is one MLP
     const float* attention_in;
     const float* attention_out;
     const float* mlp_in;
@@ -43,8 +45,9 @@ struct Rotation {
 // Buffers that a call fills and the next may overwrite; they grow to the largest pass seen, and only before the team is
 // called: a worker never asks for memory, which it might not get.
 struct Workspace {
-    Buffer<uint8_t> inputs, queries, attended, activated;
-    Buffer<float> qkv, update;
+    Buffer<uint8_t> inputs, queries, attended, activated, gathered;
+    Buffer<float> qkv, update, router;
+    Visits visits;
     std::vector<AttentionScratch> attention;  // of each member of the team
     std::vector<Buffer<uint8_t>> scratch;  // of each member, for products
     AttentionPlan attention_plan;
@@ -212,10 +215,15 @@ class LayerCall {
         inputs_ = Workspace::grown<Stored>(space.inputs, rows * layer.qkv.inputs);
         queries_ = Workspace::grown<Stored>(space.queries, last_rows * query_width());
         attended_ = Workspace::grown<Stored>(space.attended, last_rows * layer.output.inputs);
-        activated_ = Workspace::grown<Stored>(space.activated, last_rows * layer.down.inputs);
         qkv_ = Workspace::grown(space.qkv, rows * layer.qkv.outputs);
-        if (layer.attention_out || layer.mlp_out) update_ = Workspace::grown(space.update, last_rows * layer.width);
-        for (const Weight* weight : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down}) space.grow_scratch(*weight, rows);
+        for (const Weight* weight : {&layer.qkv, &layer.output}) space.grow_scratch(*weight, rows);
+        if (layer.experts) {
+            begin_experts(*layer.experts);
+        } else {
+            activated_ = Workspace::grown<Stored>(space.activated, last_rows * layer.down.inputs);
+            if (layer.attention_out || layer.mlp_out) update_ = Workspace::grown(space.update, last_rows * layer.width);
+            for (const Weight* weight : {&layer.gate_up, &layer.down}) space.grow_scratch(*weight, last_rows);
+        }
         plan_attention(wanted.pass, layer.attention, all_items(layer.attention, space.attention.size()), space.attention,
                        space.attention_plan);
     }
@@ -242,10 +250,74 @@ class LayerCall {
         team_.barrier();
         add_projection(member, layer_.output, attended_, starts_in_out() ? out_ : hidden_, layer_.attention_out);
         normalise(member, out_, last_rows, layer_.mlp_in);
+        if (layer_.experts) return add_experts(member, *layer_.experts);
         project(member, layer_.gate_up, inputs_, last_rows, [&](int64_t row, int64_t output, F16 gate, F16 up) {
             store_part(activated_, row, layer_.down.inputs, output / 2, activate(gate, layer_.activation) * up);
         });
         add_projection(member, layer_.down, activated_, out_, layer_.mlp_out);
+    }
+
+    void begin_experts(const Experts& experts) {
+        const int64_t num_rows = wanted_.pass.num_rows;
+        space_.visits.begin(experts, num_rows);
+        const int64_t num_visits = space_.visits.size();
+        router_ = Workspace::grown(space_.router, num_rows * experts.router.outputs);
+        gathered_ = Workspace::grown<Stored>(space_.gathered, num_visits * layer_.width);
+        activated_ = Workspace::grown<Stored>(space_.activated, num_visits * experts.inner());
+        update_ = Workspace::grown(space_.update, num_visits * layer_.width);
+        space_.grow_scratch(experts.router, num_rows);
+        for (int64_t i = 0; i < experts.num_experts; ++i)
+            for (const Weight* weight : {experts.gate_up[i], experts.down[i]}) space_.grow_scratch(*weight, num_rows);
+    }
+
+    // out += norm(what each row's experts give, each times its weight)
+    void add_experts(int member, const Experts& experts) {
+        const int64_t width = layer_.width, inner = experts.inner(), num_rows = wanted_.pass.num_rows;
+        const int64_t first_row = team_.share(num_rows, member), last_row = team_.share(num_rows, member + 1);
+        Visits& visits = space_.visits;
+        project(member, experts.router, inputs_, num_rows, [&](int64_t row, int64_t output, F16 first, F16 second) {
+            store(router_ + row * experts.router.outputs + output, first);
+            store(router_ + row * experts.router.outputs + output + kLanes, second);
+        });
+        for (int64_t row = first_row; row < last_row; ++row)
+            visits.choose(row, router_ + row * experts.router.outputs, experts.sums_to_one);
+        team_.barrier();
+        if (member == 0) visits.sort();
+        team_.barrier();
+        const int64_t last_visit = team_.share(visits.size(), member + 1);
+        for (int64_t visit = team_.share(visits.size(), member); visit < last_visit; ++visit)
+            std::copy_n(inputs_ + visits.row_of(visit) * width, width, gathered_ + visit * width);
+        team_.barrier();
+        project_visits(member, experts.gate_up, gathered_, [&](int64_t visit, int64_t output, F16 gate, F16 up) {
+            store_part(activated_, visit, inner, output / 2, activate(gate, layer_.activation) * up);
+        });
+        project_visits(member, experts.down, activated_, [&](int64_t visit, int64_t output, F16 first, F16 second) {
+            store_part(update_, visit, width, output, first);
+            store_part(update_, visit, width, output + kLanes, second);
+        });
+        const F16 scale = splat(layer_.residual_scale);
+        for (int64_t row = first_row; row < last_row; ++row) {
+            float* mixed = visits.add_up(row, update_, width);
+            norm_row(mixed, layer_.mlp_out, layer_.norm_eps, width, mixed);
+            for (int64_t i = 0; i < width; i += kLanes) add_part(out_, row, i, load_first(mixed + i, lanes_from(i, width)) * scale);
+        }
+        team_.barrier();
+    }
+
+    // Every expert's product with the rows that visit it. Members take turns with the parts of its outputs, which may differ in size.
+    template <class Finish>
+    void project_visits(int member, const Weight* const* weights, const Stored* rows, const Finish& finish) {
+        const Visits& visits = space_.visits;
+        for (int64_t expert = 0, turn = member; expert < visits.num_experts(); ++expert) {
+            const int64_t begin = visits.begin_of(expert), num_rows = visits.end_of(expert) - begin;
+            if (!num_rows) continue;
+            const Weight& weight = *weights[expert];
+            const int part = static_cast<int>(turn++ % team_.num_taking_part());
+            multiply(weight, rows + begin * weight.inputs, num_rows, team_.share(weight.tiles(), part),
+                     team_.share(weight.tiles(), part + 1), space_.scratch_of(member),
+                     [&](int64_t row, int64_t output, F16 first, F16 second) { finish(begin + row, output, first, second); });
+        }
+        team_.barrier();
     }
 
     int64_t query_width() const { return static_cast<int64_t>(layer_.attention.num_heads) * layer_.attention.key_dim; }
@@ -360,8 +432,8 @@ class LayerCall {
     const float* hidden_;
     float* out_;
     Workspace& space_;
-    Stored *inputs_, *queries_, *attended_, *activated_;
-    float *qkv_, *update_ = nullptr;
+    Stored *inputs_, *queries_, *attended_, *activated_, *gathered_ = nullptr;
+    float *qkv_, *update_ = nullptr, *router_ = nullptr;
     std::atomic<size_t> next_item_{0};
 };
 

@@ -95,6 +95,7 @@ class Team {
     ~Team() { stop_workers(); }
 
     int size() const { return num_threads_; }
+    int num_taking_part() const { return taking_part_; }
 
     // Runs work(member) on every member that takes part, at once, and returns when all are done; one caller at a time. Work
     // must not throw: the other members would wait for ever.
