@@ -530,6 +530,12 @@ def target_info(settings: EngineSettings, target: LoadedTarget, speculative: Spe
     )
 
 
+def _experts(target: LoadedTarget) -> dict[str, str]:
+    """How many experts of each layer a row takes; empty where layers have none."""
+    experts = target.model.config.experts if isinstance(target.model, Decoder) else None
+    return {} if experts is None else {"experts": f"{experts.num_chosen} of {experts.num_experts}"}
+
+
 def profile_of(target: LoadedTarget) -> CostProfile:
     """The file of what is known of a step's costs with this target on this machine."""
     model, kernels = target.model, target.kernels
@@ -542,6 +548,7 @@ def profile_of(target: LoadedTarget) -> CostProfile:
             "device": _device_name(model.device),
             "kernels": _named_kernels(target),
             "threads": torch.get_num_threads() if kernels is None else kernels.num_threads,
+            **_experts(target),
         },
         folder=None if target.path is None else cache_folder() / "step-costs",
     )

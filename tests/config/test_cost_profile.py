@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from forerun.config.cost_profile import NOTHING_KEPT, CostProfile
-from forerun.engine.costs import MATRIX_PRIOR, PRIOR, StepCosts
+from forerun.engine.costs import EXPERTS_PRIOR, MATRIX_PRIOR, PRIOR, SEQUENCE, StepCosts
 
 HERE = {"dtype": "bfloat16", "weight_bytes": 1000, "device": "some processor", "kernels": "avx2", "threads": 2}
 LEARNT = StepCosts([1.0, *PRIOR[1:]])
@@ -28,6 +28,11 @@ def test_without_a_file_the_costs_are_those_of_such_kernels(tmp_path):
     assert profile(tmp_path, kernels="amx").load().weights == MATRIX_PRIOR
     profile(tmp_path).save(LEARNT)
     assert profile(tmp_path, kernels="amx").load().weights == MATRIX_PRIOR
+
+
+def test_without_a_file_rows_of_a_mixture_of_experts_cost_what_they_do_there(tmp_path):
+    assert profile(tmp_path, kernels="amx", experts="2 of 8").load().weights == EXPERTS_PRIOR
+    assert sum(EXPERTS_PRIOR[:2]) + EXPERTS_PRIOR[SEQUENCE] == pytest.approx(1.0)
 
 
 def test_a_folder_that_may_not_be_looked_into_keeps_nothing(tmp_path):

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from forerun.core.whole_file import whole_file
-from forerun.engine.costs import PRIOR, PRIORS, StepCosts
+from forerun.engine.costs import EXPERTS_PRIOR, PRIOR, PRIORS, StepCosts
 
 logger = logging.getLogger(__name__)
 
@@ -24,9 +24,9 @@ VERSION = 3
 class CostProfile:
     """A file with the costs of a model's steps, one for each model.
 
-    `identity` is what they depend on: the processor, the kernels, the number of threads, the dtype. A
-    profile of another identity is not used and, once there are new figures, overwritten. Reading and
-    writing never fail: without the file an engine learns its costs anew.
+    `identity` is what they depend on: the processor, the kernels, the number of threads, the dtype; where layers have
+    experts also these. A profile of another identity is not used and, once there are new figures, overwritten. Reading
+    and writing never fail: without the file an engine learns its costs anew.
     """
 
     model: str
@@ -46,7 +46,7 @@ class CostProfile:
 
     def load(self) -> StepCosts:
         """The costs to begin with: the file's, or where there is none for this machine those of a typical one."""
-        path, typical = self.path, PRIORS.get(str(self.identity.get("kernels")), PRIOR)
+        path, typical = self.path, self._typical
         if path is None or not os.path.isfile(path):  # nor in a folder that may not be searched
             return StepCosts(typical)
         try:
@@ -59,6 +59,13 @@ class CostProfile:
             return StepCosts(typical)
         logger.info("%s was measured with another %s; step costs are learnt anew", path, other)
         return StepCosts(typical)
+
+    @property
+    def _typical(self) -> Sequence[float]:
+        """The costs of a model that was never measured."""
+        if "experts" in self.identity:
+            return EXPERTS_PRIOR
+        return PRIORS.get(str(self.identity.get("kernels")), PRIOR)
 
     def _difference(self, found: Any) -> str | None:
         """What of the identity differs in a file, with both values; None if nothing does."""

@@ -27,6 +27,9 @@ MATRIX_PRIOR = (0.95, 0.012, 0.003, 0.0, 0.0, 0.01, 0.01, 0.1, 0.25, 0.01, 0.000
 GPU_PRIOR = (0.98, 0.0015, 0.0, 0.0, 0.001, 0.001, 0.0, 0.03, 0.04, 0.002, 0.00003)
 """What one shows whose memory is fast, but whose arithmetic is faster by far."""
 
+EXPERTS_PRIOR = (0.6, 0.22, 0.08, 0.0, 0.05, 0.0, 0.0, 0.0, 0.0, 0.18, 0.0001)
+"""What a mixture of experts shows: each row reads experts of its own, until most of them are read."""
+
 PRIORS = {"amx": MATRIX_PRIOR, "triton": GPU_PRIOR, "triton, products by torch": GPU_PRIOR}
 """By the name of the kernels, of those for a CPU their level; others have `PRIOR`."""
 
