@@ -82,7 +82,9 @@ def test_no_method_gets_around_it(locked, method, path):
 
 
 @pytest.mark.parametrize("body", ["{", "", "[" * 10_000, b"\xff", json.dumps({"prompt": 5})])
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/messages", "/tokenize"])
+@pytest.mark.parametrize(
+    "path", ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/tokenize"]
+)
 def test_the_key_comes_before_the_body(locked, path, body):
     assert locked.send("POST", path, body)[0] == 401
     assert locked.send("POST", path, body, {"Authorization": "Bearer first"})[0] == 400

@@ -8,12 +8,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from forerun.server import messages_protocol, protocol, request_params
+from forerun.server import messages_protocol, protocol, request_params, responses, responses_protocol
 from tests.server.served import CHAT, PROMPT, generate
 
 BODIES = {
     "/v1/completions": ({"prompt": PROMPT, "max_tokens": 2}, protocol.CompletionBody),
     "/v1/chat/completions": ({"messages": CHAT, "max_tokens": 2}, protocol.ChatBody),
+    "/v1/responses": ({"input": "hello", "max_output_tokens": 2}, responses_protocol.ResponsesBody),
+    "/v1/responses/input_tokens": ({"input": "hello"}, responses_protocol.PromptBody),
     "/v1/messages": ({"messages": CHAT, "max_tokens": 2}, messages_protocol.MessagesBody),
     "/v1/messages/count_tokens": ({"messages": CHAT}, messages_protocol.PromptBody),
     "/tokenize": ({"messages": CHAT}, protocol.TokenizeChatBody),
@@ -26,15 +28,20 @@ INNER = {
     "structured_outputs": {"json", "regex", "choice", "grammar", "json_object", "whitespace_pattern", "structural_tag"},
     "response_format": {"type", "json_schema", "schema", "name", "format", "structures", "triggers"},
     "tools": {"name", "description", "parameters", "strict"},
-    "tool_choice": {"type", "function", "allowed_tools"},
+    "tool_choice": {"type", "function", "allowed_tools", "name", "mode", "tools"},
     "logit_bias": {"70", "-1", "1e3", "99999999999999999999", "\ud800"},
     "system": {"type", "text"},
     "thinking": {"type", "budget_tokens"},
     "output_config": {"effort", "format"},
+    "input": {"type", "role", "content", "call_id", "name", "arguments", "output", "summary", "namespace"},
+    "text": {"format", "verbosity"},
+    "reasoning": {"effort", "summary"},
+    "metadata": {"a", ""},
     "chat_template_kwargs": {"messages", "self", "__class__", "chat_template"},
 }
 IN_LISTS = {
     "messages": lambda inner: [*CHAT, {"role": "user", "content": "a"} | inner],
+    "input": lambda inner: [{"role": "user", "content": "a"} | inner],
     "tools": lambda inner: [{"type": "function", "function": {"name": "f"} | inner}],
 }
 DEEP, DEEP_OBJECT, WIDE, LONG_INT = "@deep@", "@object@", "@wide@", "@long@"
@@ -71,6 +78,7 @@ def broken(draw, path):
     valid, model = BODIES[path]
     body = dict(valid)
     names = [*model.model_fields, *request_params.UNSERVED, *request_params.STRUCTURING, "guided_json", "unknown"]
+    names += responses.UNSERVED if "responses" in path else ()
     for name in draw(st.lists(st.sampled_from(sorted(set(names))), min_size=1, max_size=3)):
         if name in INNER and draw(st.booleans()):
             keys = st.sampled_from(sorted(INNER[name])) | st.text(max_size=5)
@@ -98,12 +106,12 @@ def test_a_broken_request_is_answered_or_told_what_to_change(drafting, path):
         elif isinstance(answer, str):  # a stream
             *events, rest = answer.split("\n\n")
             assert rest == ""
-            if "messages" not in path:
+            if path in ("/v1/completions", "/v1/chat/completions"):
                 assert events.pop() == "data: [DONE]"
             for event in events:
                 data = json.loads(event.split("data: ", 1)[1])
                 if "error" in data:
-                    check_error(path, data)
+                    check_error(path, data if "responses" not in path else {"error": data["error"]})
 
     ask()
     assert drafting.send("GET", "/health")[0] == 200

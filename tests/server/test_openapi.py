@@ -27,6 +27,8 @@ OPERATIONS = {
     "/v1/models/{name}": "GET",
     "/v1/completions": "POST",
     "/v1/chat/completions": "POST",
+    "/v1/responses": "POST",
+    "/v1/responses/input_tokens": "POST",
     "/v1/messages": "POST",
     "/v1/messages/count_tokens": "POST",
     "/tokenize": "POST",
@@ -36,6 +38,8 @@ OPERATIONS = {
 SERVED = {
     "/v1/completions": {"model": NAME, "prompt": PROMPT, "allowed_token_ids": None},
     "/v1/chat/completions": {"model": NAME, "messages": CHAT, "allowed_token_ids": None},
+    "/v1/responses": {"model": NAME, "input": "hello", "allowed_token_ids": None},
+    "/v1/responses/input_tokens": {"model": NAME, "input": "hello"},
     "/v1/messages": {"model": NAME, "messages": CHAT, "system": None},
     "/v1/messages/count_tokens": {"model": NAME, "messages": CHAT},
     "/tokenize": {"model": NAME},

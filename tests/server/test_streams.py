@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from forerun.server.responses import event
+from forerun.server.responders import event
 from tests.server.served import CHAT, PROMPT
 
 REQUESTS = {

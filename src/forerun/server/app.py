@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import forerun
 from forerun.ops.native.memory import give_back_freed_memory
-from forerun.server import chat, completions, errors, messages, page, status, tokenization
+from forerun.server import chat, completions, errors, messages, page, responses, status, tokenization
 from forerun.server.auth import Keys
 from forerun.server.errors import RETRY_AFTER_S, ApiError
 from forerun.server.options import ServerOptions
@@ -53,7 +53,7 @@ def build_app(options: ServerOptions, *, host: str | None = None, lifespan: Life
     app.state.model = None
     app.state.read_metrics = None
     errors.install(app)
-    for module in (status, completions, chat, messages, tokenization, page):
+    for module in (status, completions, chat, responses, messages, tokenization, page):
         app.include_router(module.router)
     if options.enable_tokenizer_info_endpoint:
         app.include_router(tokenization.info_router)

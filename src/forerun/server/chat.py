@@ -22,7 +22,7 @@ from forerun.server.request_params import (
     sampling_params,
     wanted_structure,
 )
-from forerun.server.responses import Choice, Responder, ResponseBuilder, Usage, json_logprob, logprob_text
+from forerun.server.responders import Choice, Responder, ResponseBuilder, Usage, json_logprob, logprob_text
 from forerun.server.served_model import ServedModel, Submission, served_model
 from forerun.server.tokenization import check_template_variables, conversation_text
 from forerun.server.tool_use import CallWriter, ToolUse, tool_use
@@ -90,6 +90,7 @@ async def answer(
     responder_of: Callable[[ToolUse | None], Responder],
     *,
     must_fit: tuple[str, int | None],
+    prompt: str = "messages",
 ) -> Response:
     """Answer a conversation in the shape that a responder gives to the answer.
 
@@ -99,6 +100,7 @@ async def answer(
         model: answers it.
         responder_of: given how the answer may use tools, the one who writes it.
         must_fit: name and value of a length for which the prompt must leave room; None: what fits is written.
+        prompt: name of the field that the conversation came in.
 
     Raises:
         ApiError, RequestError: it is refused.
@@ -113,7 +115,7 @@ async def answer(
     most = _asked_length(body)[1]
     try:
         submitting = model.submit(
-            lambda: [(None, _token_ids(body, model, must_fit))],
+            lambda: [(None, _token_ids(body, model, must_fit, prompt))],
             sampling_params(
                 body,
                 structure=wanted if use is None else use.structure(wanted),
@@ -132,17 +134,17 @@ async def answer(
         raise responder.in_clients_words(error) from None
 
 
-def _token_ids(body: ChatBody, model: ServedModel, must_fit: tuple[str, int | None]) -> list[int]:
+def _token_ids(body: ChatBody, model: ServedModel, must_fit: tuple[str, int | None], prompt: str) -> list[int]:
     """The conversation's, with room for the answer; made ready is also what its log probabilities need."""
     if body.logprobs:
         model.read_spellings()
     tokenizer, text = model.llm.get_tokenizer(), conversation_text(body, model)
     most, max_model_len = tokenizer.most_characters_per_token, model.llm.max_model_len
-    check_text_length(text, most, max_model_len, prompt="messages")
+    check_text_length(text, most, max_model_len, prompt=prompt)
     if body.prediction is not None:
         check_text_length(body.prediction.text, most, max_model_len, prompt="prediction")
     token_ids = tokenizer.encode_chat(text)
-    check_length(len(token_ids), max_model_len, prompt="messages", asked=must_fit)
+    check_length(len(token_ids), max_model_len, prompt=prompt, asked=must_fit)
     room = max_model_len - len(token_ids)
     check_logprobs(
         _num_top(body),

@@ -21,7 +21,7 @@ from forerun.server.request_params import (
     sampling_params,
     wanted_structure,
 )
-from forerun.server.responses import LEAST_LOGPROB, Choice, ResponseBuilder, Usage, json_logprob, logprob_text
+from forerun.server.responders import LEAST_LOGPROB, Choice, ResponseBuilder, Usage, json_logprob, logprob_text
 from forerun.server.served_model import ServedModel, Submission, served_model
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's

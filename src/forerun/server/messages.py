@@ -10,17 +10,13 @@ import re
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from functools import partial
-from itertools import groupby
-from operator import itemgetter
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request, Response
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import ValidationError
 
 from forerun.core.outputs import CompletionOutput, RequestOutput
-from forerun.errors import ForerunError, RequestError
+from forerun.errors import ForerunError
 from forerun.models.tools.call_reader import Arguments, CallBegin, CallEvent
 from forerun.models.tools.call_reader import Content as Text
 from forerun.server.chat import answer
@@ -40,15 +36,22 @@ from forerun.server.messages_protocol import (
     WrittenMessage,
 )
 from forerun.server.protocol import ChatBody, ConversationBody, TextPart, reply
-from forerun.server.request_params import STRUCTURING, in_clients_words, refuse_unserved, warn_once
-from forerun.server.responses import Responder, event
+from forerun.server.request_params import in_clients_words, refuse_unserved, warn_once
+from forerun.server.responders import Responder
 from forerun.server.served_model import ServedModel, Submission, served_model
-from forerun.server.tokenization import check_template_variables, conversation_text
 from forerun.server.tool_use import ToolUse
+from forerun.server.translation import (
+    joined,
+    made,
+    merged,
+    named_events,
+    num_prompt_tokens,
+    refuse_fields_of_chat,
+    renamed,
+    thinking,
+)
 
 router = APIRouter()
-
-ChatFields = TypeVar("ChatFields", bound=ConversationBody)
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": MessagesErrorAnswer},
@@ -56,12 +59,8 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 }
 """Answers of these endpoints, for /openapi.json."""
 
-BETWEEN_BLOCKS = "\n\n"
 ATTRIBUTION = re.compile(r"\Ax-anthropic-billing-header:.*\n?")
 """With which Claude Code begins its system text: it changes with each request, and would keep all of it from the prefix cache."""
-
-THINKING_VARIABLES = ("enable_thinking", "thinking")
-"""What templates call the variable that says whether the model thinks first: Qwen3's and GLM's, DeepSeek's and Granite's."""
 
 OWN_NAMES = {r"\Astop:": "stop_sequences:", r"response_format(\.json_schema)?": "output_config.format"}
 """Names of the chat's fields in errors -> those of the fields that they are made of."""
@@ -74,8 +73,8 @@ async def create_message(
     """Answer a conversation by a message of the assistant."""
     model.check_name(body.model)
     refuse_unserved(body)
-    _refuse_fields_of_chat(body)
-    chat = _made(ChatBody, chat_fields(body, model))
+    refuse_fields_of_chat(body, body.forerun)
+    chat = made(ChatBody, chat_fields(body, model))
     request_id = getattr(request.state, "request_id", None)  # Ray's proxy gives none
     responder_of = partial(MessageResponder, body, chat, model, request_id)
     return await answer(chat, request, model, responder_of, must_fit=("max_tokens", None))
@@ -86,14 +85,8 @@ async def count_tokens(body: PromptBody, model: Annotated[ServedModel, Depends(s
     """How many tokens the prompt of such a message has."""
     model.check_name(body.model)
     refuse_unserved(body)
-    conversation = _made(ConversationBody, conversation_fields(body, model))
-    check_template_variables(conversation, model)
-    tokenizer = model.llm.get_tokenizer()
-    try:
-        num_tokens = await model.in_thread(lambda: len(tokenizer.encode_chat(conversation_text(conversation, model))))
-    except RequestError as error:
-        raise in_clients_words(error, conversation) from None
-    return JSONResponse({"input_tokens": num_tokens})
+    conversation = made(ConversationBody, conversation_fields(body, model))
+    return JSONResponse({"input_tokens": await num_prompt_tokens(conversation, model)})
 
 
 # --- requests --------------------------------------------------------------------------------------
@@ -136,69 +129,33 @@ def conversation_fields(body: PromptBody, model: ServedModel) -> dict[str, Any]:
     }
 
 
-def _refuse_fields_of_chat(body: MessagesBody) -> None:
-    """Refuse what is served for a chat completion and would be ignored here."""
-    further = {name for name, value in (body.model_extra or {}).items() if value is not None}
-    others = sorted(further & {*ChatBody.model_fields, *STRUCTURING})
-    if body.forerun is not None and body.forerun.origins:
-        others.append("forerun.origins")
-    if others:
-        raise ApiError(400, f"{others[0]}: is for /v1/chat/completions; leave it out")
-
-
-def _made(kind: type[ChatFields], fields: dict[str, Any]) -> ChatFields:
-    """The body of a chat completion's request, checked as if it had come as one."""
-    try:
-        return kind.model_validate(fields)
-    except ValidationError as error:
-        raise RequestValidationError([{**one, "loc": ("body", *one["loc"])} for one in error.errors()]) from None
-
-
 def _messages(body: PromptBody) -> list[dict[str, Any]]:
-    """The conversation's messages, those of one role in a row as one.
-
-    What the system says further on is the user's: many templates take the system's message in the first place only, and moved
-    there it would keep the conversation from the prefix cache.
-    """
     texts = [body.system] if isinstance(body.system, str) else [part.text for part in body.system or ()]
-    system = _joined(ATTRIBUTION.sub("", text) for text in texts)
-    said: list[tuple[str, Block]] = [("system", TextPart(type="text", text=system))] if system else []
-    for turn in body.messages:
-        role = "user" if turn.role == "system" and said and said[-1][0] != "system" else turn.role
-        said += (("tool" if isinstance(block, ToolResultBlock) else role, block) for block in turn.blocks)
-    messages: list[dict[str, Any]] = []
-    for role, run in groupby(said, key=itemgetter(0)):
-        blocks = [block for _, block in run]
-        if role == "tool":
-            messages += (_result(block) for block in blocks if isinstance(block, ToolResultBlock))
-        else:
-            messages.append(_message(role, blocks))
-    return messages
+    system = joined(ATTRIBUTION.sub("", text) for text in texts)
+    said = [{"role": "system", "content": system}] if system else []
+    return merged([*said, *(_part(turn.role, block) for turn in body.messages for block in turn.blocks)])
 
 
-def _message(role: str, blocks: Sequence[Block]) -> dict[str, Any]:
-    calls = [
-        {"id": block.id, "function": {"name": block.name, "arguments": block.input}}
-        for block in blocks
-        if isinstance(block, ToolUseBlock)
-    ]
-    thoughts = _joined(block.thinking for block in blocks if isinstance(block, ThinkingBlock))
-    return {
-        "role": role,
-        "content": _joined(block.text for block in blocks if isinstance(block, TextPart)),
-        **({"tool_calls": calls} if calls else {}),
-        **({"reasoning_content": thoughts} if thoughts else {}),
-    }
+def _part(role: str, block: Block) -> dict[str, Any]:
+    """A block as part of a message of the chat."""
+    match block:
+        case TextPart(text=text):
+            return {"role": role, "content": text}
+        case ThinkingBlock(thinking=thoughts):
+            return {"role": role, "reasoning_content": thoughts}
+        case ToolUseBlock():
+            call = {"id": block.id, "function": {"name": block.name, "arguments": block.input}}
+            return {"role": role, "tool_calls": [call]}
+        case ToolResultBlock():
+            return _result(block)
+        case _:
+            return {"role": role}
 
 
 def _result(block: ToolResultBlock) -> dict[str, Any]:
-    text = block.content if isinstance(block.content, str) else _joined(part.text for part in block.content or ())
+    text = block.content if isinstance(block.content, str) else joined(part.text for part in block.content or ())
     content = f"Error: {text}" if block.is_error else text
     return {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
-
-
-def _joined(texts: Iterable[str]) -> str:
-    return BETWEEN_BLOCKS.join(filter(None, texts))
 
 
 def _tool(tool: Tool) -> dict[str, Any]:
@@ -218,13 +175,12 @@ def _tool_choice(choice: ToolChoice) -> str | dict[str, Any]:
 
 
 def _thinking(body: PromptBody, model: ServedModel) -> dict[str, bool]:
-    """Whether the model thinks first, in the variables that its template has for that."""
     if body.thinking is None:
         return {}
-    names = [name for name in THINKING_VARIABLES if name in model.template_variables]
-    if not names:
+    variables = thinking(model, thinks=body.thinking.type != "disabled")
+    if variables is None:
         warn_once("thinking")
-    return dict.fromkeys(names, body.thinking.type != "disabled")
+    return variables or {}
 
 
 # --- answers ---------------------------------------------------------------------------------------
@@ -268,26 +224,23 @@ class MessageResponder(Responder):
         ending = dict.fromkeys(("stop_reason", "stop_sequence"))
         usage = _counts(len(prompt_ids), num_cached=0, num_written=0)
         message: dict[str, Any] = {**self._head, "content": [], **ending, "usage": usage}
-        yield _events([{"type": "message_start", "message": message}])
+        yield named_events([{"type": "message_start", "message": message}])
         blocks = BlockEvents(self._new_id)
         async for _, delta in submission.deltas():
             written = blocks.push(self._read(delta.text, finished=delta.finish_reason is not None))
             if written:
-                yield _events(written)
+                yield named_events(written)
         (output,) = submission.outputs
         end = {"type": "message_delta", "delta": self._ending(output.outputs[0]), "usage": _usage(output)}
-        yield _events([*blocks.close(), end, {"type": "message_stop"}])
+        yield named_events([*blocks.close(), end, {"type": "message_stop"}])
 
     def failure(self, error: ApiError) -> bytes:
         """An event of its own; nothing follows it."""
-        return _events([error.messages_body(self._request_id)])
+        return named_events([error.messages_body(self._request_id)])
 
     def in_clients_words(self, error: ForerunError) -> ForerunError:
         """The error with Anthropic's names."""
-        message = str(in_clients_words(error, self._chat, has_tools=self._tools is not None))
-        for name, own in OWN_NAMES.items():
-            message = re.sub(name, own, message)
-        return RequestError(message)
+        return renamed(in_clients_words(error, self._chat, has_tools=self._tools is not None), OWN_NAMES)
 
     def _read(self, text: str, *, finished: bool) -> Sequence[CallEvent]:
         """More of the answer's text, taken apart."""
@@ -373,11 +326,6 @@ class BlockEvents:
 
     def _delta(self, delta: dict[str, Any]) -> dict[str, Any]:
         return {"type": "content_block_delta", "index": self._index, "delta": delta}
-
-
-def _events(events: Iterable[dict[str, Any]]) -> bytes:
-    """Events as they stand on the wire, each named by its type."""
-    return b"".join(b"event: %b\n%b" % (one["type"].encode(), event(one)) for one in events)
 
 
 def _usage(output: RequestOutput) -> dict[str, int]:

@@ -131,11 +131,9 @@ def _few_biases(given: Any) -> Any:
 Biases = Annotated[dict[str, Bias], Field(max_length=MOST_BIASES), BeforeValidator(_few_biases)]
 
 
-class GenerationBody(Body):
-    """What completions and chat completions have in common."""
+class SamplingBody(Body):
+    """How an answer is written, whatever the endpoint."""
 
-    n: Annotated[int, Field(ge=1, le=MOST_COMPLETIONS)] | None = 1
-    best_of: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
@@ -147,7 +145,6 @@ class GenerationBody(Body):
     bad_words: Annotated[list[BadWord], Field(max_length=MOST_BAD_WORDS, fail_fast=True)] | None = None
     allowed_token_ids: AllowedTokens | None = None
     seed: Annotated[int, Field(ge=-INT64, lt=INT64)] | None = None
-    max_tokens: Count | None = None
     min_tokens: Count | None = None
     stop: Stop | Annotated[list[Stop], Field(max_length=MOST_STOPS, fail_fast=True)] | None = None
     stop_token_ids: StopTokens | None = None
@@ -155,10 +152,7 @@ class GenerationBody(Body):
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     stream: bool | None = False
-    stream_options: StreamOptions | None = None
-    return_token_ids: bool | None = False
     cache_salt: Salt | None = None
-    kv_transfer_params: dict[str, Any] | None = None
     prediction: Prediction | None = None
     user: str | None = None
     forerun: ForerunFields | None = None
@@ -167,6 +161,17 @@ class GenerationBody(Body):
     def own(self) -> ForerunFields:
         """Our own fields, whether given or not."""
         return self.forerun or ForerunFields()
+
+
+class GenerationBody(SamplingBody):
+    """What completions and chat completions have in common."""
+
+    n: Annotated[int, Field(ge=1, le=MOST_COMPLETIONS)] | None = 1
+    best_of: int | None = None
+    max_tokens: Count | None = None
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = False
+    kv_transfer_params: dict[str, Any] | None = None
 
     @property
     def num_completions(self) -> int:

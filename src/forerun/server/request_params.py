@@ -88,20 +88,26 @@ TOO_LONG = "context_length_exceeded"  # OpenAI's code
 _warned: set[str] = set()
 
 
-def refuse_unserved(body: Body) -> None:
+def refuse_unserved(body: Body, *, further: Mapping[str, str] | None = None) -> None:
     """Refuse what would change the answer, and warn once of each other field that is ignored.
+
+    Args:
+        body: the request.
+        further: more of `UNSERVED` than all endpoints refuse.
 
     Raises:
         ApiError: 400, a field constrains the answer.
     """
+    unserved = UNSERVED | dict(further or {})
     for name, value in (body.model_extra or {}).items():
         asks_for_nothing = any(
             value == neutral and type(value) is type(neutral) for neutral in NEUTRAL.get(name, MEANINGLESS)
         )
-        if asks_for_nothing or name in STRUCTURING:  # 0 is equal to False, but asks for something
+        is_judged_later = name in STRUCTURING and name not in unserved
+        if asks_for_nothing or is_judged_later:  # 0 is equal to False, but asks for something
             continue
-        if name in UNSERVED:
-            raise ApiError(400, f"{name}: is not served; leave it out ({UNSERVED[name]})", param=name)
+        if name in unserved:
+            raise ApiError(400, f"{name}: is not served; leave it out ({unserved[name]})", param=name)
         if name.startswith(CONSTRAINING):
             raise ApiError(
                 400,

@@ -1,409 +1,394 @@
-"""Answers over HTTP: one way from what the engine gives to JSON, whole or as a stream of server-sent events."""
+"""POST /v1/responses and /v1/responses/input_tokens, OpenAI's newer interface: chat in other words.
+
+A request is made into that of a chat completion (`chat_fields`), which `chat.answer` checks, lays out and generates;
+`ResponsesResponder` writes the answer. Nothing is kept: each request brings its whole conversation.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
 import uuid
-from abc import ABC, abstractmethod
-from collections import defaultdict
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Annotated, Any
 
-from fastapi import Request, Response
-from fastapi.responses import StreamingResponse
-from pydantic import BaseModel
-from starlette.types import Message, Receive, Scope, Send
+from fastapi import APIRouter, Depends, Request, Response
+from fastapi.responses import JSONResponse
 
-from forerun.core.outputs import CompletionOutput, Logprob, RequestOutput, StreamDelta
+from forerun.core.outputs import CompletionOutput, RequestOutput, StreamDelta, TokenLogprobs
 from forerun.errors import ForerunError, RequestError
-from forerun.models.tokenizer import TextStream
-from forerun.server.errors import ApiError, cut_off, refused
+from forerun.models.tools.call_reader import CallEvent
+from forerun.models.tools.call_reader import Content as Text
+from forerun.server.chat import answer, chat_logprobs
+from forerun.server.errors import ApiError
 from forerun.server.json_parts import to_json, to_json_in_parts
-from forerun.server.origins import Origins, joined, speculation_metrics
-from forerun.server.protocol import GenerationBody, StreamOptions
-from forerun.server.request_params import in_clients_words
-from forerun.server.served_model import ServedModel, Submission
-
-T = TypeVar("T")
-
-DONE = b"data: [DONE]\n\n"
-LEAST_LOGPROB = -9999.0  # what vLLM writes for -inf, which JSON has no number for
-
-LINE_ENDS = {"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"}
-"""Unicode's that JSON leaves as they are -> how they are written in its strings."""
-
-CLIENT_CLOSED_REQUEST = 499  # nginx's number; nobody reads it
-
-
-class CompletionTokensDetails(BaseModel):
-    """What became of the tokens drafted from a request's prediction."""
-
-    accepted_prediction_tokens: int
-    rejected_prediction_tokens: int
-
-
-class PromptTokensDetails(BaseModel):
-    """How many tokens of the prompts were in the prefix cache."""
-
-    cached_tokens: int
-
-
-class Usage(BaseModel):
-    """Tokens read and written; details of those written are there where the request has a prediction."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: PromptTokensDetails
-    completion_tokens_details: CompletionTokensDetails | None = None
-
-
-class Choice(BaseModel):
-    """One of an answer's completions."""
-
-    index: int
-    finish_reason: str
-    stop_reason: int | str | None
-    logprobs: dict[str, Any] | None
-
-
-class Responder(ABC):
-    """Answers one HTTP request with what the engine gives, whole or as a stream; the shape is that of the subclass."""
-
-    def __init__(self, *, streams: bool) -> None:
-        self._streams = streams
-
-    @abstractmethod
-    async def whole(self, submission: Submission) -> bytes:
-        """The JSON of the whole answer."""
-
-    @abstractmethod
-    def events(self, submission: Submission) -> AsyncIterator[bytes]:
-        """The events of a stream, as they come."""
-
-    @abstractmethod
-    def failure(self, error: ApiError) -> bytes:
-        """The events that end a stream which has begun and cannot go on."""
-
-    @abstractmethod
-    def in_clients_words(self, error: ForerunError) -> ForerunError:
-        """The error with the field's name as the client wrote it."""
-
-    @property
-    def wants_steps(self) -> bool:
-        """Whether the answer is made of single steps."""
-        return self._streams
-
-    async def respond(self, request: Request, submitting: Coroutine[Any, Any, Submission]) -> Response:
-        """The answer to prompts that are submitted now; the engine's part is released when it has been given, or the client goes.
-
-        Raises:
-            ApiError, RequestError: they are refused.
-        """
-        try:
-            submission = await unless_gone(request, submitting)
-        except DisconnectError:
-            return Response(status_code=CLIENT_CLOSED_REQUEST)
-        if self._streams:
-            return EventStream(self._events_to_the_end(submission), fail=self.failure, end=submission.close)
-        try:
-            return Response(await unless_gone(request, self.whole(submission)), media_type="application/json")
-        except DisconnectError:
-            return Response(status_code=CLIENT_CLOSED_REQUEST)
-        finally:
-            submission.close()
-
-    async def _events_to_the_end(self, submission: Submission) -> AsyncGenerator[bytes, None]:
-        try:
-            async for events in self.events(submission):
-                yield events
-        except ApiError as error:
-            yield self.failure(error)
-        except RequestError as error:
-            yield self.failure(refused(self.in_clients_words(error)))
-
-
-class ResponseBuilder(Responder):
-    """Writes OpenAI's answers, which consist of choices; one object per HTTP request.
-
-    A choice's index is its prompt's place times n plus its own index.
-    """
-
-    prefix: str
-    whole_object: str
-    chunk_object: str
-
-    def __init__(self, body: GenerationBody, model: ServedModel) -> None:
-        super().__init__(streams=bool(body.stream))
-        self.model = model
-        self._body = body
-        self._num_completions, self._wants_origins = body.num_completions, bool(body.own.origins)
-        self._origins: dict[int, Origins] = {}
-        self._head = {"id": f"{self.prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model.name}
-
-    @abstractmethod
-    def choice(self, output: RequestOutput, completion: CompletionOutput) -> dict[str, Any]:
-        """A whole choice, but for what all endpoints add; it may give another reason for the end."""
-
-    @abstractmethod
-    def chunk_choice(self, place: int, delta: StreamDelta, submission: Submission, *, is_first: bool) -> dict[str, Any]:
-        """A chunk's only choice, but for what all endpoints add; it may give another reason for the end."""
-
-    def prompt_ids_of(self, submission: Submission) -> dict[str, Any]:  # noqa: ARG002
-        """What a whole answer says of its prompts outside of its choices."""
-        return {}
-
-    def in_clients_words(self, error: ForerunError) -> ForerunError:
-        """The error with the field's name as the client wrote it."""
-        return in_clients_words(error, self._body)
-
-    @property
-    def wants_steps(self) -> bool:
-        """Whether the answer is made of single steps."""
-        return bool(self._streams or self._wants_origins or self._reports_steps)
-
-    @property
-    def _reports_steps(self) -> bool:
-        return self.model.options.per_request_spec_decode_metrics == "detailed"
-
-    async def whole(self, submission: Submission) -> bytes:
-        """The JSON of a whole answer, choice by choice: the event loop has others to serve, also while log probabilities are written."""
-        steps = list[StreamDelta]()
-        origins = defaultdict[int, list[dict[str, Any]]](list)  # by index
-        async for place, delta in submission.deltas():  # spread over the steps, as the event loop has others to serve
-            if self._reports_steps:
-                steps.append(delta)
-            if self._wants_origins:
-                index = self._index(place, delta.index)
-                origins[index].append(self._origins_of(index, submission.prompt_ids[place]).of(delta))
-        outputs = submission.outputs
-        saved = await self._saved(outputs)
-        choices = list[str]()
-        for place, output in enumerate(outputs):
-            for completion in output.outputs:
-                ended = (place, output, completion, origins)
-                if completion.logprobs is None:
-                    choices.append(self._written_choice(*ended))
-                    await asyncio.sleep(0)
-                else:
-                    choices.append(await asyncio.to_thread(self._written_choice, *ended))
-        head = to_json({**self._head, "object": self.whole_object})
-        tail = to_json(
-            {
-                "usage": usage_of(outputs),
-                **self.prompt_ids_of(submission),
-                **self._metrics(outputs, steps),
-                **saved,
-            }
-        )
-        return f'{head[:-1]},"choices":[{",".join(choices)}],{tail[1:]}'.encode()
-
-    async def _saved(self, outputs: list[RequestOutput]) -> dict[str, Any]:
-        """vLLM's `kv_transfer_params` of the first prompt, where hidden states are saved, once the files are complete."""
-        if not self.model.saves_hidden_states:
-            return {}
-        for output in outputs:
-            await self.model.finish_files(output)
-        return {"kv_transfer_params": outputs[0].kv_transfer_params}
-
-    def _written_choice(
-        self,
-        place: int,
-        output: RequestOutput,
-        completion: CompletionOutput,
-        origins: Mapping[int, Sequence[dict[str, Any]]],
-    ) -> str:
-        choice = {
-            "index": self._index(place, completion.index),
-            "finish_reason": completion.finish_reason,
-            "stop_reason": completion.stop_reason,
-            **self.choice(output, completion),
-        }
-        if self._body.return_token_ids:
-            choice["token_ids"] = completion.token_ids
-        if self._wants_origins:
-            choice["forerun"] = joined(origins[choice["index"]] if completion.token_ids else ())
-        return to_json_in_parts(choice)
-
-    async def events(self, submission: Submission) -> AsyncIterator[bytes]:
-        """Chunks with a choice each, then the usage where it is asked for."""
-        options = self._body.stream_options or StreamOptions()
-        wants_usage, counts_on = options.include_usage, options.include_usage and options.continuous_usage_stats
-        num_prompt_tokens = sum(map(len, submission.prompt_ids))
-        num_tokens, started, steps = 0, set[int](), list[StreamDelta]()
-        async for place, delta in submission.deltas():
-            index = self._index(place, delta.index)
-            num_tokens += len(delta.token_ids)
-            is_first = index not in started
-            make = partial(self._chunk_choice, place, delta, submission, is_first=is_first)
-            is_long = is_first and bool(submission.prompt_logprobs(place))  # all of them are echoed
-            choice = await asyncio.to_thread(make) if is_long else make()
-            chunk = {**self._head, "object": self.chunk_object, "choices": [choice]}
-            if not started:
-                chunk |= self.prompt_ids_of(submission)
-            if counts_on:
-                chunk["usage"] = _usage(num_prompt_tokens, num_tokens)
-            elif wants_usage:
-                chunk["usage"] = None
-            started.add(index)
-            if self._reports_steps:
-                steps.append(delta)
-            yield await asyncio.to_thread(event, chunk, write=to_json_in_parts) if is_long else event(chunk)
-        if wants_usage:
-            tail = {"object": self.chunk_object, "choices": [], "usage": usage_of(submission.outputs)}
-            yield event({**self._head, **tail, **self._metrics(submission.outputs, steps)})
-        yield DONE
-
-    def failure(self, error: ApiError) -> bytes:
-        """An error in the place of a chunk."""
-        return event(error.body) + DONE
-
-    def _chunk_choice(
-        self, place: int, delta: StreamDelta, submission: Submission, *, is_first: bool
-    ) -> dict[str, Any]:
-        index = self._index(place, delta.index)
-        choice = {
-            "index": index,
-            "finish_reason": delta.finish_reason,
-            "stop_reason": delta.stop_reason,
-            **self.chunk_choice(place, delta, submission, is_first=is_first),
-        }
-        if self._body.return_token_ids:
-            choice["token_ids"] = delta.token_ids
-        if self._wants_origins:
-            choice["forerun"] = self._origins_of(index, submission.prompt_ids[place]).of(delta)
-        return choice
-
-    def _index(self, place: int, index: int) -> int:
-        return place * self._num_completions + index
-
-    def _origins_of(self, index: int, prompt_ids: list[int]) -> Origins:
-        if index not in self._origins:
-            skips = self._body.skip_special_tokens is not False
-            text = TextStream(self.model.llm.get_tokenizer(), prompt_ids, skip_special_tokens=skips)
-            self._origins[index] = Origins(text.push)
-        return self._origins[index]
-
-    def _metrics(self, outputs: list[RequestOutput], steps: list[StreamDelta]) -> dict[str, Any]:
-        """vLLM's `metrics`, where anything is drafted; null where there are several completions, as there."""
-        level = self.model.options.per_request_spec_decode_metrics
-        if not self.model.speculates or level == "none":
-            return {}
-        if len(outputs) > 1 or self._num_completions > 1:
-            return {"metrics": None}
-        counts = speculation_metrics(
-            outputs[0].speculation,
-            num_speculative_tokens=self.model.llm.speculative.num_speculative_tokens,
-            steps=steps if self._reports_steps else None,
-        )
-        return {"metrics": {"speculative_decoding": counts}}
-
-
-def usage_of(outputs: list[RequestOutput]) -> dict[str, Any]:
-    """Tokens read and written by a whole answer, and OpenAI's counts of its prediction."""
-    num_read = sum(len(output.prompt_token_ids) for output in outputs)
-    num_written = sum(len(completion.token_ids) for output in outputs for completion in output.outputs)
-    num_cached = sum(output.num_cached_tokens or 0 for output in outputs)
-    usage: dict[str, Any] = _usage(num_read, num_written) | {"prompt_tokens_details": {"cached_tokens": num_cached}}
-    predicted = [c.prediction for output in outputs for c in output.outputs if c.prediction is not None]
-    if predicted:
-        usage["completion_tokens_details"] = {
-            "accepted_prediction_tokens": sum(counts.num_accepted_tokens for counts in predicted),
-            "rejected_prediction_tokens": sum(counts.num_rejected_tokens for counts in predicted),
-        }
-    return usage
-
-
-def _usage(num_read: int, num_written: int) -> dict[str, int]:
-    return {"prompt_tokens": num_read, "completion_tokens": num_written, "total_tokens": num_read + num_written}
-
-
-def json_logprob(entry: Logprob) -> float:
-    """The target's log probability of a token, as a number that JSON can hold."""
-    return max(entry.logprob, LEAST_LOGPROB)
-
-
-def logprob_text(entry: Logprob, token_id: int) -> str:
-    """The text of a token whose logprob is reported; its id where the text is not known."""
-    return f"token_id:{token_id}" if entry.decoded_token is None else entry.decoded_token
-
-
-class DisconnectError(Exception):
-    """The client has gone."""
-
-
-def event(data: dict[str, Any], *, write: Callable[[Any], str] = to_json) -> bytes:
-    """One event of a stream: one line also for who takes Unicode's line ends for such."""
-    line = write(data)
-    for character, escaped in LINE_ENDS.items():
-        line = line.replace(character, escaped)  # `str.translate` would take ten times as long as the JSON
-    return b"data: %b\n\n" % line.encode()
-
-
-class EventStream(StreamingResponse):
-    """Events as they come, until the client goes, whether there is something to send or not; then `end` is called.
-
-    A stream that the server's shutdown cuts off ends with the events that `fail` gives for that error.
-    """
-
-    def __init__(
-        self, events: AsyncGenerator[bytes, None], *, fail: Callable[[ApiError], bytes], end: Callable[[], None]
-    ) -> None:
-        super().__init__(
-            events,
-            media_type="text/event-stream",
-            headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
-        )
-        self._events = events
-        self._fail = fail
-        self._end = end  # not left to the generator: one that was never begun has nothing to clear away
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
-        """Send the events."""
-        is_open = False
-
-        async def noting_send(message: Message) -> None:
-            nonlocal is_open
-            is_open = message["type"] == "http.response.start" or message.get("more_body", False)
-            await send(message)
-
-        try:
-            await _unless_gone(receive, self.stream_response(noting_send))
-        except (DisconnectError, OSError):
-            pass  # sending to a client that went away may say so first
-        except asyncio.CancelledError:
-            if not is_open:
-                raise
-            await send({"type": "http.response.body", "body": self._fail(cut_off()), "more_body": False})
-        finally:
-            self._end()
-            await self._events.aclose()
-
-
-async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which is cancelled when the client goes.
+from forerun.server.protocol import ChatBody, ConversationBody, SamplingBody, reply
+from forerun.server.request_params import in_clients_words, refuse_unserved, warn_once
+from forerun.server.responders import Responder, metrics_of, reports_steps, usage_of
+from forerun.server.responses_output import Output
+from forerun.server.responses_protocol import (
+    AllowedTools,
+    CallItem,
+    CallOutputItem,
+    Content,
+    FunctionTool,
+    InputTokens,
+    Item,
+    MessageItem,
+    NamedFunction,
+    NamespaceTool,
+    PlainFormat,
+    PromptBody,
+    ReasoningItem,
+    ResponsesBody,
+    SchemaFormat,
+    WrittenResponse,
+)
+from forerun.server.served_model import ServedModel, Submission, served_model
+from forerun.server.tool_use import ToolUse
+from forerun.server.translation import (
+    joined,
+    made,
+    merged,
+    named_events,
+    num_prompt_tokens,
+    refuse_fields_of_chat,
+    renamed,
+    thinking,
+)
+
+router = APIRouter()
+
+LOGPROBS = "message.output_text.logprobs"
+NOT_KEPT = "responses are not kept here: there is none to read, to cancel, to delete or to go on from; send the whole conversation as input"
+OWN_NAMES = {r"\Amessages:": "input:", r"response_format(\.json_schema)?": "text.format"}
+"""Names of the chat's fields in errors -> those of the fields that they are made of."""
+
+UNSERVED = {
+    "background": "nothing is kept here; wait for the answer, or stream it",
+    "context_management": "shorten the conversation in the client",
+    "conversation": "nothing is kept here; send the whole conversation as input",
+    "max_completion_tokens": "use max_output_tokens",
+    "max_tokens": "use max_output_tokens",
+    "messages": "use input",
+    "moderation": "have texts judged elsewhere",
+    "previous_response_id": "nothing is kept here; send the whole conversation as input",
+    "prompt": "prompt templates are OpenAI's; write the prompt as instructions and input",
+    "reasoning_effort": "use reasoning.effort",
+    "response_format": "use text.format",
+}
+"""Fields that would change the answer -> what to do instead, besides those of all endpoints."""
+
+
+@router.post("/v1/responses", responses=reply(WrittenResponse, may_stream=True))
+async def create_response(
+    body: ResponsesBody, request: Request, model: Annotated[ServedModel, Depends(served_model)]
+) -> Response:
+    """Answer a conversation by items: text, and calls of functions."""
+    model.check_name(body.model)
+    refuse_unserved(body, further=UNSERVED)
+    refuse_fields_of_chat(body, body.forerun)
+    if body.top_logprobs and LOGPROBS not in (body.include or ()):
+        message = f"top_logprobs: is given without log probabilities; add {LOGPROBS!r} to include"
+        raise ApiError(400, message, param="top_logprobs")
+    if body.stream_options is not None and not body.stream:
+        message = "stream_options: is given without stream; set stream to true, or leave it out"
+        raise ApiError(400, message, param="stream_options")
+    chat = made(ChatBody, chat_fields(body, model))
+    responder_of = partial(ResponsesResponder, body, chat, model)
+    return await answer(chat, request, model, responder_of, must_fit=("max_output_tokens", None), prompt="input")
+
+
+@router.post("/v1/responses/input_tokens", responses=reply(InputTokens))
+async def count_input_tokens(body: PromptBody, model: Annotated[ServedModel, Depends(served_model)]) -> JSONResponse:
+    """How many tokens the prompt of such a request has."""
+    model.check_name(body.model)
+    refuse_unserved(body, further=UNSERVED)
+    conversation = made(ConversationBody, conversation_fields(body, model))
+    try:
+        num_tokens = await num_prompt_tokens(conversation, model)
+    except RequestError as error:
+        raise renamed(error, OWN_NAMES) from None
+    return JSONResponse({"object": "response.input_tokens", "input_tokens": num_tokens})
+
+
+@router.api_route("/v1/responses/{response_id:path}", methods=["GET", "POST", "DELETE"], include_in_schema=False)
+async def find_response(response_id: str) -> None:  # noqa: ARG001
+    """Say that there is none."""
+    raise ApiError(404, NOT_KEPT)
+
+
+# --- requests --------------------------------------------------------------------------------------
+
+
+def chat_fields(body: ResponsesBody, model: ServedModel) -> dict[str, Any]:
+    """The request as the fields of a chat completion's."""
+    given = {name: getattr(body, name) for name in SamplingBody.model_fields}
+    given |= {
+        "max_completion_tokens": body.max_output_tokens,
+        "logprobs": LOGPROBS in (body.include or ()),
+        "top_logprobs": body.top_logprobs,
+        "parallel_tool_calls": body.parallel_tool_calls,
+    }
+    if body.text is not None and body.text.verbosity is not None:
+        warn_once("text.verbosity")
+    match None if body.text is None else body.text.format:
+        case SchemaFormat() as wanted:
+            schema = {"name": wanted.name, "schema": wanted.json_schema, "strict": wanted.strict}
+            given["response_format"] = {"type": "json_schema", "json_schema": schema}
+        case PlainFormat() as wanted:
+            given["response_format"] = {"type": wanted.type}
+    return given | conversation_fields(body, model)
+
+
+def conversation_fields(body: PromptBody, model: ServedModel) -> dict[str, Any]:
+    """The prompt as the fields of a chat completion's request."""
+    instructions = [{"role": "system", "content": body.instructions}] if body.instructions else []
+    effort = None if body.reasoning is None else body.reasoning.effort
+    variables = thinking(model, thinks=False) if effort == "none" else None
+    return {
+        "model": body.model,
+        "messages": merged([*instructions, *map(_part, body.input)]),
+        "tools": None if body.tools is None else [_tool(space, tool) for space, tool in _functions(body)],
+        "tool_choice": _tool_choice(body),
+        "reasoning_effort": None if variables else effort,
+        "chat_template_kwargs": (variables or {}) | (body.chat_template_kwargs or {}),
+    }
+
+
+def _part(item: Item) -> dict[str, Any]:
+    """An item as part of a message of the chat."""
+    match item:
+        case MessageItem():
+            role = "system" if item.role == "developer" else item.role
+            return {"role": role, "content": _text(item.content)}
+        case CallItem():
+            function = {"name": _seen_name(item.namespace, item.name), "arguments": item.arguments}
+            return {"role": "assistant", "tool_calls": [{"id": item.call_id, "function": function}]}
+        case CallOutputItem():
+            return {"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)}
+        case ReasoningItem():
+            thoughts = joined(one.text for one in item.content or item.summary or ())
+            return {"role": "assistant", "reasoning_content": thoughts}
+
+
+def _text(content: Content) -> str:
+    return content if isinstance(content, str) else joined(part.text for part in content)
+
+
+def _functions(body: PromptBody) -> list[tuple[str | None, FunctionTool]]:
+    """Each function with the namespace that it stands in."""
+    functions: list[tuple[str | None, FunctionTool]] = []
+    for tool in body.tools or ():
+        if isinstance(tool, NamespaceTool):
+            functions += ((tool.name, one) for one in tool.tools)
+        else:
+            functions.append((None, tool))
+    return functions
+
+
+def _seen_name(space: str | None, name: str) -> str:
+    """The name by which the model knows a function."""
+    return name if space is None else f"{space}__{name}"
+
+
+def _tool(space: str | None, tool: FunctionTool) -> dict[str, Any]:
+    function = {
+        "name": _seen_name(space, tool.name),
+        "description": tool.description,
+        "parameters": tool.parameters,
+        "strict": tool.strict,
+    }
+    return {"type": "function", "function": function}
+
+
+def _tool_choice(body: PromptBody) -> str | dict[str, Any] | None:
+    match body.tool_choice:
+        case NamedFunction(name=name):
+            return {"type": "function", "function": {"name": name}}
+        case AllowedTools() as choice:
+            allowed = [{"type": "function", "function": {"name": tool.name}} for tool in choice.tools]
+            return {"type": "allowed_tools", "allowed_tools": {"mode": choice.mode, "tools": allowed}}
+        case "auto" if not body.tools:  # clients send it in any case
+            return None
+        case choice:
+            return choice
+
+
+# --- answers ---------------------------------------------------------------------------------------
+
+
+class ResponsesResponder(Responder):
+    """Writes a response: its items, and what OpenAI's clients expect around them.
+
+    Args:
+        body: the request.
+        chat: what was made of it.
+        model: answers.
+        tools: how the answer may use tools.
 
     Raises:
-        DisconnectError: it went.
+        ApiError: 400, log probabilities are asked for where there may be calls, whose tokens are no text.
     """
-    return await _unless_gone(request.receive, work)
+
+    def __init__(self, body: ResponsesBody, chat: ChatBody, model: ServedModel, tools: ToolUse | None) -> None:
+        super().__init__(streams=bool(body.stream))
+        if chat.logprobs and tools is not None:
+            message = f"include: {LOGPROBS!r} is given with tools; leave one of them out, or set tool_choice to 'none'"
+            raise ApiError(400, message, param="include")
+        self._chat = chat
+        self._model = model
+        self._tools = tools
+        self._writer = None if tools is None else tools.writer()
+        spaces = {
+            _seen_name(space, tool.name): (space, tool.name) for space, tool in _functions(body) if space is not None
+        }
+        self._output = Output(self._new_call_id, spaces)
+        self._head = {"id": f"resp_{uuid.uuid4().hex}", "object": "response", "created_at": int(time.time())}
+        self._repeated = _repeated(body, model)
+        self._num_events = 0
+
+    @property
+    def wants_steps(self) -> bool:
+        """Whether the answer is made of single steps."""
+        return self._streams or reports_steps(self._model)
+
+    async def whole(self, submission: Submission) -> bytes:
+        """The response."""
+        steps = [delta async for _, delta in submission.deltas()]
+        (output,) = submission.outputs
+        return await asyncio.to_thread(self._whole, output, steps)  # log probabilities may be long
+
+    def _whole(self, output: RequestOutput, steps: list[StreamDelta]) -> bytes:
+        (completion,) = output.outputs
+        self._push(completion.text, completion.token_ids, completion.logprobs, finished=True)
+        self._end(completion)
+        return to_json_in_parts(self._response(**self._ending(output, steps))).encode()
+
+    async def events(self, submission: Submission) -> AsyncIterator[bytes]:
+        """The response's beginning, at once; its items; its end."""
+        for kind in ("created", "in_progress"):
+            yield self._written([{"type": f"response.{kind}", "response": self._response(status="in_progress")}])
+        steps = list[StreamDelta]()
+        async for _, delta in submission.deltas():
+            if reports_steps(self._model):
+                steps.append(delta)
+            events = self._push(delta.text, delta.token_ids, delta.logprobs, finished=delta.finish_reason is not None)
+            if events:
+                yield self._written(events)
+        (output,) = submission.outputs
+        events = self._end(output.outputs[0])
+        ending = self._ending(output, steps)
+        events.append({"type": f"response.{ending['status']}", "response": self._response(**ending)})
+        yield await asyncio.to_thread(self._written, events)  # they repeat all of the answer
+
+    def failure(self, error: ApiError) -> bytes:
+        """An event that OpenAI's clients raise, and one with the response as far as it came, which Codex reads.
+
+        The first has the error at two places: where it is described, and where the client looks for it.
+        """
+        told = error.body["error"]
+        code = "invalid_prompt" if error.status_code < 500 else "server_error"
+        flat = {name: told[name] for name in ("message", "param", "code")}
+        failed = self._response(status="failed", error={"code": code, "message": told["message"]})
+        return self._written(
+            [{"type": "error", **flat, "error": told}, {"type": "response.failed", "response": failed}]
+        )
+
+    def in_clients_words(self, error: ForerunError) -> ForerunError:
+        """The error with this interface's names."""
+        return renamed(in_clients_words(error, self._chat, has_tools=self._tools is not None), OWN_NAMES)
+
+    def _push(
+        self, text: str, token_ids: Sequence[int], rows: Sequence[TokenLogprobs] | None, *, finished: bool
+    ) -> list[dict[str, Any]]:
+        """More of the answer's text, taken apart: the events of what comes of it."""
+        if self._writer is not None:
+            parts: Sequence[CallEvent] = self._writer.events(text, finished=finished)
+            return self._output.push(parts, is_calling=self._writer.is_calling)
+        logprobs = self._logprobs(token_ids, rows)
+        return self._output.push([Text(text)] if text or logprobs else [], logprobs=logprobs)
+
+    def _end(self, completion: CompletionOutput) -> list[dict[str, Any]]:
+        is_cut = completion.finish_reason == "length" or (self._writer is not None and self._writer.is_calling)
+        return self._output.close("incomplete" if is_cut else "completed")
+
+    def _logprobs(self, token_ids: Sequence[int], rows: Sequence[TokenLogprobs] | None) -> list[dict[str, Any]]:
+        if not self._chat.logprobs:
+            return []
+        num_top, spell = self._chat.top_logprobs or 0, self._model.spell
+        content: list[dict[str, Any]] = chat_logprobs(token_ids, rows or [], num_top=num_top, spell=spell)["content"]
+        return content
+
+    def _new_call_id(self) -> str:
+        assert self._tools is not None
+        return self._tools.form.new_id()
+
+    def _response(self, status: str, **more: Any) -> dict[str, Any]:
+        absent = dict.fromkeys(("completed_at", "error", "incomplete_details", "usage"))
+        return {**self._head, "status": status, "output": self._output.items, **self._repeated, **absent, **more}
+
+    def _ending(self, output: RequestOutput, steps: list[StreamDelta]) -> dict[str, Any]:
+        """What a response has at its end."""
+        is_cut = output.outputs[0].finish_reason == "length"
+        return {
+            "status": "incomplete" if is_cut else "completed",
+            "completed_at": None if is_cut else int(time.time()),
+            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+            "usage": _usage(output),
+            **metrics_of(self._model, [output], steps),
+        }
+
+    def _written(self, events: Iterable[dict[str, Any]]) -> bytes:
+        numbered = [{**one, "sequence_number": self._num_events + place} for place, one in enumerate(events)]
+        self._num_events += len(numbered)
+        return named_events(numbered)
 
 
-async def _unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    working, watching = asyncio.create_task(work), asyncio.create_task(_gone(receive))
-    try:
-        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise DisconnectError
-        return working.result()
-    finally:
-        for task in (working, watching):
-            task.cancel()
-        await asyncio.gather(working, watching, return_exceptions=True)
+def _repeated(body: ResponsesBody, model: ServedModel) -> dict[str, Any]:
+    """What a response repeats of its request, and what never differs.
+
+    Raises:
+        ApiError: 400, a field cannot be repeated.
+    """
+    defaults = {name: model.sampling_defaults.get(name, 1.0) for name in ("temperature", "top_p")}
+    same = ("instructions", "max_output_tokens", "max_tool_calls", "prompt_cache_key", "safety_identifier", "user")
+    given = body.model_dump(
+        include={*same, *defaults, "reasoning", "text", "tool_choice"}, by_alias=True, exclude_none=True
+    )
+    repeated = {
+        "model": model.name,
+        **{name: given.get(name) for name in same},
+        **{name: given.get(name, default) for name, default in defaults.items()},
+        "metadata": body.metadata or {},
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "reasoning": {"effort": None, "summary": None} | given.get("reasoning", {}),
+        "text": {"format": {"type": "text"}} | given.get("text", {}),
+        "tool_choice": given.get("tool_choice", "auto"),
+        "tools": [tool.model_dump() for tool in body.tools or ()],
+        "top_logprobs": body.top_logprobs or 0,
+        "background": False,
+        "previous_response_id": None,
+        "service_tier": "default",
+        "store": False,
+        "truncation": "disabled",
+    }
+    for name, value in repeated.items():
+        try:
+            to_json(value).encode()
+        except ValueError:
+            message = f"{name}: holds half of a surrogate pair, or a number that JSON has not; leave it out"
+            raise ApiError(400, message, param=name) from None
+    return repeated
 
 
-async def _gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+def _usage(output: RequestOutput) -> dict[str, Any]:
+    counted = usage_of([output])
+    return {
+        "input_tokens": counted["prompt_tokens"],
+        "input_tokens_details": {"cache_write_tokens": 0, **counted["prompt_tokens_details"]},
+        "output_tokens": counted["completion_tokens"],
+        "output_tokens_details": {"reasoning_tokens": 0, **counted.get("completion_tokens_details", {})},
+        "total_tokens": counted["total_tokens"],
+    }

@@ -59,7 +59,8 @@ def test_a_body_without_a_prompt_or_too_large_comes_through_without_a_name(body)
 
 
 def test_a_service_below_a_prefix_is_named_too():
-    assert passed_on(BODY, path="/models/v1/chat/completions")[0]
+    for path in ("chat/completions", "responses", "messages"):
+        assert passed_on(BODY, path=f"/models/v1/{path}")[0]
     assert not passed_on(BODY, path="/tokenize")[0]
 
 

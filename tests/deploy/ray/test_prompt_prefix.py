@@ -63,16 +63,22 @@ def test_prompts_with_different_salts_share_nothing(prompt):
     assert not set(other.digests) & set(salted.digests)
 
 
-def test_the_next_turn_of_a_conversation_shares_all_whole_blocks_of_those_before():
+@pytest.mark.parametrize("name", ["messages", "input"])
+def test_the_next_turn_of_a_conversation_shares_all_whole_blocks_of_those_before(name):
     first = [{"role": "user", "content": TEXT}]
     second = [*first, {"role": "assistant", "content": "yes"}, {"role": "user", "content": TEXT}]
-    before, after = prefix(messages=first), prefix(messages=second)
+    before, after = prefix(**{name: first}), prefix(**{name: second})
     assert num_shared(before, after) == len(before.digests) >= 3
 
 
-def test_other_tools_make_another_prompt():
+def test_other_tools_or_instructions_make_another_prompt():
     messages = [{"role": "user", "content": TEXT}]
     assert num_shared(prefix(messages=messages), prefix(messages=messages, tools=[{"type": "function"}])) == 0
+    assert num_shared(prefix(input=messages), prefix(input=messages, instructions="Be kind.")) == 0
+
+
+def test_an_input_that_is_a_text_is_known_as_a_text_is():
+    assert prefix(input=TEXT).digests == prefix(prompt=TEXT).digests
 
 
 def test_of_several_prompts_the_first_counts():

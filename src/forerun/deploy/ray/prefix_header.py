@@ -15,7 +15,7 @@ IMPORT_PATH = "forerun.deploy.ray.prefix_header:middlewares"
 IMPORT_VARIABLE = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
 
 PREFIX_HEADER = b"x-forerun-prefix"
-PATHS = ("/v1/completions", "/v1/chat/completions")
+PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
 MOST_BODY_BYTES = 1 << 20
 """Of a body that is read for its prefix; requests with more are routed by load alone."""
 

@@ -57,7 +57,7 @@ class PromptPrefix:
 
 
 def prefix_of_body(body: bytes) -> PromptPrefix | None:
-    """The prefix of the prompt in a request for a completion or a chat; None where there is none to be read.
+    """The prefix of the prompt in a request for a completion or an answer to a conversation; None where there is none to be read.
 
     Of several prompts in one request the first counts. A body that is not valid is left to the server to refuse.
     """
@@ -72,9 +72,10 @@ def _prefix_of(fields: Any) -> PromptPrefix | None:
         return None
     salt = fields.get("cache_salt")
     root = root_digest(salt if isinstance(salt, str) else None)
-    if isinstance(messages := fields.get("messages"), list):
-        return _of_text(root, _conversation(messages, fields))
-    match fields.get("prompt"):
+    for name in ("messages", "input"):
+        if isinstance(said := fields.get(name), list):
+            return _of_text(root, _conversation(said, fields))
+    match fields.get("prompt", fields.get("input")):
         case str(text) | [str(text), *_]:
             return _of_text(root, text.encode("utf-8", "surrogatepass"))
         case [int(), *_] as token_ids:
@@ -99,5 +100,5 @@ def _of_tokens(root: bytes, token_ids: Sequence[Any]) -> PromptPrefix | None:
 
 def _conversation(messages: Sequence[Any], fields: Mapping[str, Any]) -> bytes:
     """A conversation as text that goes on where its next turn is added; what templates write first comes first."""
-    before = {name: fields[name] for name in ("tools", "chat_template_kwargs") if fields.get(name)}
+    before = {name: fields[name] for name in ("tools", "chat_template_kwargs", "instructions") if fields.get(name)}
     return "\n".join(json.dumps(part, sort_keys=True) for part in (before, *messages)).encode()
