@@ -16,7 +16,7 @@ from forerun.errors import ConfigError
 from forerun.ops.native.library import load_kernels
 from tests.bench.clocks import SlowingClock, TickingClock
 from tests.bench.interruptions import interrupt
-from tests.engines import tiny_llm
+from tests.engines import tiny_llm, tiny_target
 
 SMALL = {"rows": (4,), "contexts": (16, 32), "sequences": (2,), "repeats": 3}
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
@@ -97,6 +97,12 @@ def test_no_context_is_refused(llm):
 def test_int8_weights_are_fewer_bytes(folder, curve):
     llm = LLM(folder, load_format="dummy", quantization="int8", max_model_len=256, num_gpu_blocks_override=64)
     assert measure_curve(llm, **SMALL, clock=TickingClock()).weight_bytes < 0.3 * curve.weight_bytes
+
+
+def test_where_rows_choose_experts_no_bytes_are_those_that_every_pass_reads():
+    curve = measure_curve(tiny_llm(target=tiny_target("MixtralForCausalLM")), **SMALL, clock=TickingClock())
+    assert curve.weight_bytes is None
+    assert {point.bandwidth_share for point in curve.points} == {None}
 
 
 def test_a_drafter_that_looks_back_finds_drafts(llm):

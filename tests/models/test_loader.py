@@ -14,12 +14,17 @@ from transformers import (
 )
 
 from forerun.errors import ModelError
+from forerun.models import loader
 from forerun.models.config_file import eos_token_ids, read_config
 from forerun.models.decoder import Decoder
 from forerun.models.loader import load_model
 from forerun.models.tokenizer import load_tokenizer
 from forerun.models.transformers_model import TransformersModel
+from tests.family_gguf import save_family
+from tests.models.quantized.test_loading import METHODS, quantize
+from tests.models.quantized.test_loading import SIZES as QUANTIZED_SIZES
 from tests.tiny_gguf import save_tiny_gguf
+from tests.tiny_models import save_tiny_model
 from tests.tiny_tokenizer import save_tiny_tokenizer
 
 CPU = torch.device("cpu")
@@ -72,6 +77,18 @@ def test_any_other_architecture_runs_in_transformers_code(tmp_path):
 def test_a_gguf_file_gets_our_decoder(tmp_path):
     save_tiny_gguf(tmp_path / "tiny.gguf")
     assert isinstance(load(tmp_path / "tiny.gguf"), Decoder)
+
+
+@pytest.mark.parametrize("form", ["stored as it was", "gguf", "gptq"])
+def test_with_experts_on_a_gpu_transformers_computes_what_it_reads(tmp_path, monkeypatch, form):
+    monkeypatch.setattr(loader, "_is_faster_in_transformers", lambda _config, _device: True)
+    if form == "gguf":
+        folder = save_family(tmp_path, "qwen3moe")
+    else:
+        folder = save_tiny_model(tmp_path, "MixtralForCausalLM", **QUANTIZED_SIZES)
+    if form == "gptq":
+        quantize(folder, *METHODS["gptq"], symmetric=False)
+    assert isinstance(load(folder), TransformersModel if form == "stored as it was" else Decoder)
 
 
 @pytest.mark.parametrize("config", [LLAMA, NEOX], ids=["decoder", "transformers"])

@@ -101,9 +101,10 @@ def test_functions_and_choice_are_those_of_the_chat(choice, made):
     assert tool.strict is None, "a function is strict where the request says so"
 
 
+@pytest.mark.parametrize("tools", [[], [SPACE | {"tools": []}]])
 @pytest.mark.parametrize(("choice", "made"), [("auto", None), ("required", "required")])
-def test_auto_without_functions_asks_for_nothing(choice, made):
-    body = PromptBody.model_validate({"input": "a", "tools": [], "tool_choice": choice})
+def test_auto_without_functions_asks_for_nothing(choice, made, tools):
+    body = PromptBody.model_validate({"input": "a", "tools": tools, "tool_choice": choice})
     assert conversation_fields(body, WITHOUT_VARIABLES)["tool_choice"] == made
 
 

@@ -193,8 +193,9 @@ def test_a_training_that_is_interrupted_after_each_step_ends_in_the_same_head_an
 
 
 @needs_kernels
-def test_a_model_with_other_blocks_is_refused_before_there_is_a_folder(tmp_path):
-    folder = save_tiny_model(tmp_path / "olmo", "Olmo2ForCausalLM", vocab_size=264, max_position_embeddings=1024)
+@pytest.mark.parametrize("architecture", ["Olmo2ForCausalLM", "MixtralForCausalLM"])
+def test_a_model_with_other_blocks_is_refused_before_there_is_a_folder(tmp_path, architecture):
+    folder = save_tiny_model(tmp_path / "other", architecture, vocab_size=264, max_position_embeddings=1024)
     save_tiny_tokenizer(folder, vocab_size=264)
     asked = replace(settings(tmp_path), model=str(folder))
     with pytest.raises(ConfigError, match="begins from blocks like Llama's, this model has others"):

@@ -113,7 +113,9 @@ def test_a_draft_vocabulary_that_the_target_does_not_have_is_refused(kind, size)
         train_head(kind, tiny_target(), TEXTS, SHORT, config=AUX | {"draft_vocab_size": size})
 
 
-@pytest.mark.parametrize("architecture", ["Qwen2ForCausalLM", "Phi3ForCausalLM", "Olmo2ForCausalLM"])
+@pytest.mark.parametrize(
+    "architecture", ["Qwen2ForCausalLM", "Phi3ForCausalLM", "Olmo2ForCausalLM", "MixtralForCausalLM"]
+)
 def test_a_layer_for_a_target_whose_layers_are_unlike_llamas_is_refused(architecture):
     with pytest.raises(ConfigError, match="'mtp' begins from layers like Llama's, this target has others"):
         train_head("mtp", tiny_target(architecture), TEXTS)

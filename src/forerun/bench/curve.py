@@ -70,7 +70,7 @@ class Curve:
     kernels: str
     machine: str
     repeats: int
-    weight_bytes: int | None  # each pass must read, or None for a model that runs in transformers
+    weight_bytes: int | None  # each pass must read, or None where that is not known
     gigabytes_per_second: float  # median
     all_gigabytes_per_second: list[float]  # by round
     points: list[CurvePoint]
@@ -210,9 +210,11 @@ def _run_rounds(
 
 
 def _pass_bytes(llm: LLM) -> PassBytes | None:
-    """What a pass must read; None for a model that only transformers knows."""
+    """What a pass must read; None for a model that only transformers knows, and where rows choose the experts that are read."""
     model = llm.executor.model
-    return PassBytes(model.config, llm.dtype, weights=model.weight_bytes) if isinstance(model, Decoder) else None
+    if not isinstance(model, Decoder) or model.config.experts is not None:
+        return None
+    return PassBytes(model.config, llm.dtype, weights=model.weight_bytes)
 
 
 def _point(shape: PassShape, rounds: Sequence[_Round], limit: PassBytes | None) -> CurvePoint:

@@ -100,7 +100,9 @@ class Decoder:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of all matrices that a pass reads; of an untied embedding it reads only a few rows, which do not count."""
+        """Bytes of all matrices that a pass reads, of experts if its rows choose them; an untied embedding, of which it reads a few
+        rows, does not count.
+        """
         layers: int = sum(layer.num_bytes for layer in self.layers.layers)
         return layers + self._parts.head.linear.num_bytes
 

@@ -104,7 +104,7 @@ def _qwen3_moe(hf: HFConfig) -> DecoderConfig:
         raise NotCoveredError("mlp_only_layers, decoder_sparse_step: some layers have one MLP in place of experts")
     content = hf.to_dict()
     experts = checked_experts(
-        content.get("num_experts") or content.get("num_local_experts"),  # as newer versions of transformers write it
+        content.get("num_experts", content.get("num_local_experts")),  # as newer versions of transformers write it
         hf.num_experts_per_tok,
         hf.moe_intermediate_size,
         sums_to_one=hf.norm_topk_prob,

@@ -22,6 +22,7 @@ from forerun.models.config_file import read_config, read_transformers_config
 from forerun.models.decoder import build_decoder
 from forerun.models.families import decoder_config, supports
 from forerun.models.loading_progress import shown_loading
+from forerun.models.model_folder import QUANTIZATION_KEY, find_gguf
 from forerun.models.packed_cache import PackedCache, PackedModel
 from forerun.models.packing import Packing
 from forerun.models.transformers_logging import quiet_transformers
@@ -61,7 +62,7 @@ def load_model(
         ModelError: path, configuration, weights or architecture cannot be used.
     """
     config = read_config(path)
-    if not _is_own(config, device):
+    if not supports(config) or (_is_faster_in_transformers(config, device) and _is_read_by_transformers(path, config)):
         from forerun.models.transformers_model import (
             load_transformers_model,  # here: importing transformers' modelling code takes 120 MB
         )
@@ -81,9 +82,14 @@ def load_model(
             return build(config, checkpoint, packing=packing.keeping(kept))
 
 
-def _is_own(config: HFConfig, device: torch.device) -> bool:
-    """Whether forerun's decoder computes a model: on a GPU transformers' own code does better with experts."""
-    return supports(config) and (device.type == "cpu" or decoder_config(config).experts is None)
+def _is_faster_in_transformers(config: HFConfig, device: torch.device) -> bool:
+    """Whether transformers' own code computes a model faster than forerun's decoder, which goes from expert to expert on a GPU."""
+    return device.type != "cpu" and decoder_config(config).experts is not None
+
+
+def _is_read_by_transformers(path: Path, config: HFConfig) -> bool:
+    """Whether transformers reads the weights of a model that forerun's decoder has: those that are neither in GGUF nor quantized."""
+    return find_gguf(path) is None and not config.to_dict().get(QUANTIZATION_KEY)
 
 
 def load_dummy(
@@ -166,7 +172,7 @@ class DummyCheckpoint:
         Raises:
             ModelError: the decoder does not have the architecture.
         """
-        if not _is_own(hf_config, device):
+        if not supports(hf_config) or _is_faster_in_transformers(hf_config, device):
             architecture = (hf_config.architectures or ["none"])[0]
             raise ModelError(
                 f"load_format: got 'dummy', but architecture {architecture!r} runs through transformers' own code; "

@@ -210,7 +210,7 @@ def _tool_choice(body: PromptBody) -> str | dict[str, Any] | None:
         case AllowedTools() as choice:
             allowed = [{"type": "function", "function": {"name": tool.name}} for tool in choice.tools]
             return {"type": "allowed_tools", "allowed_tools": {"mode": choice.mode, "tools": allowed}}
-        case "auto" if not body.tools:  # clients send it in any case
+        case "auto" if not _functions(body):  # clients send it in any case
             return None
         case choice:
             return choice

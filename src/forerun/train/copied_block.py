@@ -12,7 +12,7 @@ from forerun.models.base import LoadedTarget
 from forerun.models.checkpoint import Checkpoint, open_checkpoint
 from forerun.models.config import DecoderConfig
 from forerun.models.heads.eagle3 import DRAFTS_BOTH, MASK
-from forerun.train.initial_weights import feature_layers, has_llama_norms, llama_config, reduced_head
+from forerun.train.initial_weights import feature_layers, has_llama_parts, llama_config, reduced_head
 
 FINAL_NORM = "model.norm.weight"
 
@@ -26,7 +26,7 @@ def check_block(target: LoadedTarget) -> DecoderConfig:
         ConfigError: the target's blocks differ from Llama's, or its files do not hold its tensors.
     """
     model = target.model
-    if not has_llama_norms(model):
+    if not has_llama_parts(model):
         raise ConfigError(
             "model: forerun train begins from blocks like Llama's, this model has others; train_head can begin anew"
         )

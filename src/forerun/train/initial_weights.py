@@ -73,9 +73,14 @@ def feature_layers(num_layers: int) -> list[int]:
     return sorted({min(2, num_layers), num_layers // 2, max(num_layers - 3, 0)})
 
 
-def has_llama_norms(model: TargetModel) -> TypeGuard[Decoder]:
-    """Whether a target's layers have norms where Llama's have them, and nowhere else."""
-    return isinstance(model, Decoder) and model.config.norms == PRE_NORMS and model.config.qk_norm is QKNorm.NONE
+def has_llama_parts(model: TargetModel) -> TypeGuard[Decoder]:
+    """Whether a target's layers have norms where Llama's have them, and nowhere else, and one MLP."""
+    return (
+        isinstance(model, Decoder)
+        and model.config.norms == PRE_NORMS
+        and model.config.qk_norm is QKNorm.NONE
+        and model.config.experts is None
+    )
 
 
 def llama_config(model: TargetModel) -> dict[str, Any]:
@@ -191,7 +196,7 @@ def init_mtp(model: TargetModel, changes: Mapping[str, Any], first: InitialWeigh
     Raises:
         ConfigError: the target's layers differ from Llama's, which are the only ones that can be made here.
     """
-    if not has_llama_norms(model) or _has_other_matrices(model.config):
+    if not has_llama_parts(model) or _has_other_matrices(model.config):
         raise ConfigError(
             "kind of head: 'mtp' begins from layers like Llama's, this target has others; train another kind"
         )

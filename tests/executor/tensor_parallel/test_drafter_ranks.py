@@ -63,6 +63,16 @@ def test_another_number_than_the_targets_is_refused(two_ranks):
         tiny_llm(CASES["eagle"] | {"draft_tensor_parallel_size": 3}, target=two_ranks)
 
 
+def test_a_draft_model_with_experts_is_refused(two_ranks, tmp_path):
+    draft = {
+        "method": "draft_model",
+        "model": str(save_model(tmp_path, "MixtralForCausalLM")),
+        "num_speculative_tokens": 3,
+    }
+    with pytest.raises(ConfigError, match="got 2, but a mixture of experts computes in one process; set it to 1"):
+        tiny_llm(draft | {"draft_tensor_parallel_size": 2}, target=two_ranks)
+
+
 def test_it_is_refused_before_anything_is_loaded(path):
     with pytest.raises(ConfigError, match="got 2; may be 1, as tensor_parallel_size is 1"):
         LLM(str(path), speculative_config=CASES["draft-model"] | {"draft_tensor_parallel_size": 2})

@@ -115,6 +115,12 @@ def test_each_expert_has_its_part_of_the_tensor_of_all(tmp_path, kind):
         np.testing.assert_allclose(dense(checkpoint.load(name)).numpy(), number * values[number], rtol=1e-6)
 
 
+def test_factors_of_fewer_experts_than_there_are_matrices_are_refused(tmp_path):
+    path = save_experts(tmp_path / "tiny.gguf", np.ones((5, 1, 1), np.float32), scale=np.ones(1, np.float32))
+    with pytest.raises(ModelError, match=r"'blk.0.ffn_gate_exps.scale' has factors of 1 experts"):
+        open_checkpoint(path)
+
+
 def test_more_experts_than_a_layer_has_are_named(tmp_path):
     path = save_experts(tmp_path / "tiny.gguf", np.zeros((1025, 1, 1), dtype=np.float32))
     with pytest.raises(ModelError, match=r"'blk.0.ffn_gate_exps.weight' is of 1025 experts; may be of at most 1024"):

@@ -122,6 +122,11 @@ def test_experts_of_an_architecture_that_has_none_are_named(tmp_path):
     assert "architecture 'qwen2' with 8 experts is not supported" in refusal(save(tmp_path, "qwen2", expert_count=8))
 
 
+def test_no_experts_of_an_architecture_that_has_some_are_told_as_a_number(tmp_path):
+    sizes = {"expert_count": 0, "expert_used_count": 2, "expert_feed_forward_length": 8}
+    assert "got 2 of 0 for each token" in refusal(save(tmp_path, "qwen3moe", **sizes))
+
+
 def test_an_unknown_architecture_is_named_with_what_is_inside(tmp_path):
     said = refusal(save(tmp_path, "clip"))
     assert "GGUF: 2 tensors F32" in said
@@ -141,6 +146,7 @@ def test_an_unknown_architecture_is_named_with_what_is_inside(tmp_path):
         ({"expert_count": 8, "expert_used_count": 0}, "got 0 of 8 for each token"),
         ({"expert_count": 1 << 20, "expert_used_count": 2}, "at most 1024"),
         ({"attention.sliding_window": 64}, "sliding window"),
+        ({"attention.sliding_window": 64, "expert_count": 8, "expert_used_count": 2}, "sliding window"),
         ({"more": [Key("attention.causal", BOOL, False)]}, "attention.causal: got false; must be true"),
         ({"without": ["context_length"]}, "no llama.context_length"),
         ({"without": ["feed_forward_length"]}, "no llama.feed_forward_length"),

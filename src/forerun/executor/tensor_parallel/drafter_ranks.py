@@ -45,7 +45,8 @@ class DrafterRanks:
         """Hand out a drafter's layers.
 
         Raises:
-            ConfigError: they are not packed, have fewer query heads than there are ranks, or are wider than the target's.
+            ConfigError: they are not packed, have experts, have fewer query heads than there are ranks, or are wider than the
+                target's.
             ModelError: a weight in several block formats cannot be shared out.
             WorkerError: another rank has ended.
         """
@@ -53,6 +54,10 @@ class DrafterRanks:
             raise ConfigError(
                 f"draft_tensor_parallel_size: got {self.num_ranks}, but the native kernels need even widths for the drafter's "
                 "layers; set it to 1"
+            )
+        if config.experts is not None:
+            raise ConfigError(
+                f"draft_tensor_parallel_size: got {self.num_ranks}, but a mixture of experts computes in one process; set it to 1"
             )
         first = layers.layers[0].struct
         self._check_room("a layer's input", first.beside_width + first.width, self._sizes.input_width)

@@ -119,7 +119,7 @@ def _experts(file: GGUFFile) -> Fields:
 
 
 def _mixtral(file: GGUFFile) -> Fields:
-    return _experts(file) | {"num_local_experts": file.own.integer("expert_count"), "sliding_window": None}
+    return _experts(file) | {"num_local_experts": file.own.integer("expert_count")}
 
 
 def _qwen3moe(file: GGUFFile) -> Fields:

@@ -36,7 +36,7 @@ class GGUFCheckpoint:
         """Find the decoder's name of each tensor; one that it has no name for keeps its own.
 
         Raises:
-            ModelError: two tensors are for the same place.
+            ModelError: two tensors are for the same place, or a tensor is not of as many experts as it must be.
         """
         self._file = file
         self._row = row
@@ -48,7 +48,7 @@ class GGUFCheckpoint:
             stem, _, kind = stored.rpartition(".")
             if kind in ("scale", "input_scale") and f"{stem}.weight" in file.tensors:
                 if kind == "scale":
-                    self._factors |= _places_of(row.tensor_name(f"{stem}.weight"), place)
+                    self._factors |= self._places_of_factors(f"{stem}.weight", place)
                 continue
             found = _places_of(row.tensor_name(stored), place)
             if twice := found.keys() & self._places.keys():
@@ -90,6 +90,17 @@ class GGUFCheckpoint:
                 raise self._misshapen(name, "one dimension")
             return weight.float() - self._row.norm_offset
         return weight
+
+    def _places_of_factors(self, weight: str, place: TensorPlace) -> dict[str, TensorPlace]:
+        """Where the factor of a weight lies, or of each expert's."""
+        name = self._row.tensor_name(weight)
+        found = _places_of(name, place)
+        if found.keys() != _places_of(name, self._file.tensors[weight]).keys():
+            raise ModelError(
+                f"{place.file}: tensor {place.name!r} has factors of {len(found)} experts, and {weight!r} another number of them; "
+                "convert the original model again"
+            )
+        return found
 
     def _factor(self, place: TensorPlace) -> float:
         factor = load_tensor(place)
