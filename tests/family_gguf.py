@@ -95,6 +95,7 @@ FAMILY_GGUFS: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo2": ("Olmo2ForCausalLM", {}),
     "olmoe": ("OlmoeForCausalLM", {"num_key_value_heads": 6}),
     "granite": ("GraniteForCausalLM", {}),
+    "granitemoe": ("GraniteMoeForCausalLM", {}),
 }
 """Architecture and what differs from `tiny_models`: GGUF has no words for windows of some families, for example."""
 
@@ -116,6 +117,7 @@ PARTS = {
     "mlp.gate_up_proj": "ffn_up",
     "mlp.gate": "ffn_gate_inp",
     "block_sparse_moe.gate": "ffn_gate_inp",
+    "block_sparse_moe.router.layer": "ffn_gate_inp",
 }
 EXPERT = re.compile(r"model\.layers\.(\d+)\.\w+\.experts\.0\.(\w+)\.weight")
 EXPERT_PARTS = {"gate_proj": "gate", "w1": "gate", "up_proj": "up", "w3": "up", "down_proj": "down", "w2": "down"}
@@ -159,7 +161,13 @@ def _with_stacked_experts(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarra
             stacked[f"blk.{found[1]}.ffn_{EXPERT_PARTS[found[2]]}_exps.weight"] = np.stack(
                 [tensors[name] for name in names if name in tensors]
             )
-    return {name: tensor for name, tensor in tensors.items() if ".experts." not in name} | stacked
+        if name.endswith("input_linear.weight"):
+            layer = name.split(".")[2]
+            gates, ups = np.split(tensors[name], 2, axis=1)
+            stacked[f"blk.{layer}.ffn_gate_exps.weight"], stacked[f"blk.{layer}.ffn_up_exps.weight"] = gates, ups
+            stacked[f"blk.{layer}.ffn_down_exps.weight"] = tensors[name.replace("input_", "output_")]
+    others = {name: x for name, x in tensors.items() if ".experts." not in name and "put_linear." not in name}
+    return others | stacked
 
 
 def _add_sizes(writer: gguf.GGUFWriter, config: Any) -> None:
@@ -219,7 +227,7 @@ def _add_own(writer: gguf.GGUFWriter, name: str, config: Any) -> None:
         writer.add_expert_used_count(config.num_experts_per_tok)
     if name == "qwen3moe":
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
-    if name == "granite":
+    if name in ("granite", "granitemoe"):
         writer.add_attention_scale(config.attention_multiplier)
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)
@@ -228,7 +236,7 @@ def _add_own(writer: gguf.GGUFWriter, name: str, config: Any) -> None:
 
 def _as_stored(name: str, stored: str, tensor: np.ndarray, config: Any) -> tuple[str, np.ndarray]:
     """Name and values of a tensor in the file."""
-    if name in ("llama", "smollm3", "granite") and (".q_proj." in stored or ".k_proj." in stored):
+    if name in ("llama", "smollm3", "granite", "granitemoe") and (".q_proj." in stored or ".k_proj." in stored):
         heads = config.num_attention_heads if ".q_proj." in stored else config.num_key_value_heads
         halves = tensor.reshape(heads, 2, -1, *tensor.shape[1:])
         tensor = np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(tensor.shape)

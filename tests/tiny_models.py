@@ -87,10 +87,21 @@ SPECIAL: dict[str, tuple[str, dict[str, Any]]] = {
             "logits_scaling": 1.3,
         },
     ),
+    "GraniteMoeForCausalLM": (
+        "GraniteMoeConfig",
+        {
+            "embedding_multiplier": 1.7,
+            "attention_multiplier": 0.2,
+            "residual_multiplier": 0.6,
+            "logits_scaling": 1.3,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+        },
+    ),
 }
 
 
-WITH_EXPERTS = ("MixtralForCausalLM", "Qwen3MoeForCausalLM", "OlmoeForCausalLM")
+WITH_EXPERTS = ("GraniteMoeForCausalLM", "MixtralForCausalLM", "Qwen3MoeForCausalLM", "OlmoeForCausalLM")
 DENSE_FAMILIES = [architecture for architecture in FAMILIES if architecture not in WITH_EXPERTS]
 
 

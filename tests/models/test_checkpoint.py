@@ -5,7 +5,8 @@ import torch
 from safetensors.torch import save_file
 
 from forerun.errors import ModelError
-from forerun.models.checkpoint import open_checkpoint
+from forerun.models.checkpoint import StateDict, UnstackedExperts, open_checkpoint
+from forerun.models.config import GRANITE_EXPERTS
 from tests.tiny_gguf import save_tiny_gguf
 
 TENSORS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(4, dtype=torch.bfloat16), "c": torch.zeros(1)}
@@ -118,3 +119,19 @@ def test_an_index_cannot_name_files_outside_the_folder(sharded):
     write_index(sharded, {"a": "../one.safetensors"})
     with pytest.raises(ModelError, match="must be a file beside the index"):
         open_checkpoint(sharded)
+
+
+def test_a_tensor_of_all_experts_stands_as_one_for_each():
+    width, inner, count = 6, 4, 3
+    both, downs = torch.randn(count, 2 * inner, width), torch.randn(count, width, inner)
+    layer = "model.layers.0.block_sparse_moe"
+    tensors = {f"{layer}.input_linear.weight": both, f"{layer}.output_linear.weight": downs, "norm": torch.ones(2)}
+    checkpoint = UnstackedExperts(StateDict(tensors), GRANITE_EXPERTS)
+    assert len(checkpoint.names()) == 1 + 3 * count
+    for number in range(count):
+        expected = {"w1": both[number, :inner], "w3": both[number, inner:], "w2": downs[number]}
+        for part, values in expected.items():
+            name = f"{layer}.experts.{number}.{part}.weight"
+            assert checkpoint.shape(name) == tuple(values.shape)
+            assert torch.equal(checkpoint.load(name), values)
+    assert torch.equal(checkpoint.load("norm"), torch.ones(2))

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from forerun.errors import ModelError, one_line
 from forerun.models.checkpoint_facts import CheckpointFacts
+from forerun.models.config import ExpertNames
 from forerun.models.model_folder import CONFIG_FILE, INDEX_FILE, QUANTIZATION_KEY, SINGLE_FILE, find_gguf, read_json
 from forerun.models.quantized import quantized_layout
 from forerun.models.quantized.checkpoint import QuantizedCheckpoint
@@ -158,6 +159,63 @@ class CheckpointView:
         inside = {own: stored for own, stored in self._stored.items() if own.startswith(prefix)}
         outside = {own: stored for own, stored in self._stored.items() if own not in inside}
         return CheckpointView(self._checkpoint, inside), CheckpointView(self._checkpoint, outside)
+
+
+class UnstackedExperts:
+    """A `Checkpoint` of which a tensor of all experts of a layer stands as one for each expert, under the names of a mixture.
+
+    Args:
+        checkpoint: the tensors, those of gates and ups [experts, 2 * inner, width], gates first, and of what follows them
+            [experts, width, inner]; where it has none of them all stay as they are.
+        names: of a layer's tensors, with `stacks`.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, names: ExpertNames) -> None:
+        assert names.stacks is not None, "the tensors are stacked"
+        self._checkpoint = checkpoint
+        self.facts = checkpoint.facts
+        self._places: dict[str, tuple[str, int, slice]] = {}  # the tensor that has it, the expert's number, its rows
+        self._last: tuple[str, Tensor] | None = None  # that was read, as all experts are read in turn
+        both, downs = (f".{name}.weight" for name in names.stacks)
+        for name in checkpoint.names():
+            if name.endswith((both, downs)) and len(checkpoint.shape(name)) == 3:
+                count, rows, _ = checkpoint.shape(name)
+                layer, half = name.removesuffix(both if name.endswith(both) else downs), rows // 2
+                parts = (
+                    {names.gate: slice(half), names.up: slice(half, rows)}
+                    if name.endswith(both)
+                    else {names.down: slice(rows)}
+                )
+                self._places |= {
+                    f"{layer}.{part.format(number)}.weight": (name, number, place)
+                    for part, place in parts.items()
+                    for number in range(count)
+                }
+        stacked = {name for name, _, _ in self._places.values()}
+        self._names = (checkpoint.names() - stacked) | self._places.keys()
+
+    def names(self) -> frozenset[str]:
+        """See `Checkpoint`."""
+        return frozenset(self._names)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """See `Checkpoint`."""
+        if name not in self._places:
+            return self._checkpoint.shape(name)
+        stack, _, place = self._places[name]
+        _, rows, width = self._checkpoint.shape(stack)
+        return len(range(rows)[place]), width
+
+    def load(self, name: str) -> Tensor | BlockWeight:
+        """See `Checkpoint`."""
+        if name not in self._places:
+            return self._checkpoint.load(name)
+        stack, number, place = self._places[name]
+        if self._last is None or self._last[0] != stack:
+            found = self._checkpoint.load(stack)
+            assert isinstance(found, Tensor), "blocks are matrices"
+            self._last = stack, found
+        return self._last[1][number, place]
 
 
 def renamed(checkpoint: Checkpoint, rename: Rename) -> CheckpointView:

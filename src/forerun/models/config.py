@@ -67,17 +67,32 @@ SANDWICH_NORMS = NormNames(
 
 @dataclass(frozen=True, slots=True)
 class ExpertNames:
-    """Checkpoint names of a mixture's weights within a layer; those of one expert have its number in place of {}."""
+    """Checkpoint names of a mixture's weights within a layer; those of one expert have its number in place of {}.
+
+    `stacks`: names of the tensors that have each expert's gates and ups, and what follows them, where files have such; see
+    `models.checkpoint.UnstackedExperts`.
+    """
 
     router: str
     gate: str
     up: str
     down: str
+    stacks: tuple[str, str] | None = None
 
 
 OWN_EXPERTS = ExpertNames("mlp.gate", "mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj", "mlp.experts.{}.down_proj")
 MIXTRAL_EXPERTS = ExpertNames(
-    "block_sparse_moe.gate", *(f"block_sparse_moe.experts.{{}}.{name}" for name in ("w1", "w3", "w2"))
+    "block_sparse_moe.gate",
+    "block_sparse_moe.experts.{}.w1",
+    "block_sparse_moe.experts.{}.w3",
+    "block_sparse_moe.experts.{}.w2",
+)
+
+
+GRANITE_EXPERTS = replace(
+    MIXTRAL_EXPERTS,
+    router="block_sparse_moe.router.layer",
+    stacks=("block_sparse_moe.input_linear", "block_sparse_moe.output_linear"),
 )
 
 

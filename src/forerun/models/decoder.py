@@ -12,7 +12,7 @@ from torch import Tensor
 
 from forerun.core.batch import ForwardBatch, ForwardResult, LayerKVSpec
 from forerun.errors import ModelError
-from forerun.models.checkpoint import Checkpoint, WeightReader
+from forerun.models.checkpoint import Checkpoint, UnstackedExperts, WeightReader
 from forerun.models.config import DecoderConfig, HFConfig
 from forerun.models.families import decoder_config
 from forerun.models.input_importance import InputImportance
@@ -212,6 +212,8 @@ def build_decoder(
             tensor is missing, surplus or of another shape than the configuration says.
     """
     config = decoder_config(hf_config, max_model_len=max_model_len)
+    if config.experts is not None and config.experts.names.stacks:
+        checkpoint = UnstackedExperts(checkpoint, config.experts.names)
     if packing is not None and can_pack(config):
         reader = WeightReader(
             checkpoint,

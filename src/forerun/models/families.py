@@ -13,6 +13,7 @@ from enum import Enum
 
 from forerun.errors import ModelError, did_you_mean, one_line
 from forerun.models.config import (
+    GRANITE_EXPERTS,
     MEND,
     MIXTRAL_EXPERTS,
     POST_NORMS,
@@ -196,8 +197,20 @@ def _olmoe(hf: HFConfig) -> DecoderConfig:
 
 
 def _granite(hf: HFConfig) -> DecoderConfig:
+    return _with_granites_factors(hf, _llama(hf))
+
+
+def _granitemoe(hf: HFConfig) -> DecoderConfig:
+    experts = checked_experts(
+        *(hf.num_local_experts, hf.num_experts_per_tok, hf.intermediate_size), sums_to_one=True, names=GRANITE_EXPERTS
+    )
+    attention = replace(common_config(hf), qkv_bias=hf.attention_bias, output_bias=hf.attention_bias)
+    return replace(_with_granites_factors(hf, attention), experts=experts)
+
+
+def _with_granites_factors(hf: HFConfig, config: DecoderConfig) -> DecoderConfig:
     return replace(
-        _llama(hf),
+        config,
         attention_scale=hf.attention_multiplier,
         embedding_scale=hf.embedding_multiplier,
         residual_scale=hf.residual_multiplier,
@@ -376,6 +389,17 @@ ROWS = (
             needed=GRANITE_FACTORS,
             types=dict.fromkeys(GRANITE_FACTORS, (int, float)),
             values=GATED | ALL_HEADS | {"attention_bias": False, "mlp_bias": False},
+        ),
+        tokenizer_json=TokenizerJson.AS_STORED,
+    ),
+    Family(
+        architecture="GraniteMoeForCausalLM",
+        model_type="granitemoe",
+        decoder=_granitemoe,
+        config=ConfigDefaults(
+            needed=(*GRANITE_FACTORS, "num_local_experts", "num_experts_per_tok"),
+            types={**dict.fromkeys(GRANITE_FACTORS, (int, float)), **EXPERT_TYPES},
+            values=GATED | ALL_HEADS | {"attention_bias": False},
         ),
         tokenizer_json=TokenizerJson.AS_STORED,
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import zlib
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from forerun.models.column_parallel import ColumnParallel
 
 CPU = torch.device("cpu")
+OF_EXPERTS = re.compile(r"\.(mlp|block_sparse_moe)\.")  # in transformers' names of a mixture's weights
 DUMMY_STD = 0.02  # what most models' weights are initialised with
 
 
@@ -212,7 +214,7 @@ def _stored_shapes(hf_config: HFConfig, config: DecoderConfig) -> dict[str, tupl
     head = shapes.pop("lm_head.weight")
     stored = {config.root + name.removeprefix("model."): shape for name, shape in shapes.items()}
     if config.experts is not None:  # which transformers stacks
-        stored = {name: shape for name, shape in stored.items() if ".mlp." not in name}
+        stored = {name: shape for name, shape in stored.items() if not OF_EXPERTS.search(name)}
         stored |= _expert_shapes(config, config.experts)
     return stored if config.tied else {**stored, config.head: head}
 
@@ -220,10 +222,14 @@ def _stored_shapes(hf_config: HFConfig, config: DecoderConfig) -> dict[str, tupl
 def _expert_shapes(config: DecoderConfig, experts: ExpertsConfig) -> dict[str, tuple[int, ...]]:
     """Return the shape of each tensor of the layers' mixtures of experts."""
     width, inner, names = config.hidden_size, experts.inner_size, experts.names
-    of_layer = {names.router: (experts.num_experts, width)}
-    for number in range(experts.num_experts):
-        of_layer |= {name.format(number): (inner, width) for name in (names.gate, names.up)}
-        of_layer[names.down.format(number)] = (width, inner)
+    count = experts.num_experts
+    of_layer: dict[str, tuple[int, ...]] = {names.router: (count, width)}
+    if names.stacks:
+        of_layer |= zip(names.stacks, ((count, 2 * inner, width), (count, width, inner)), strict=True)
+    else:
+        for number in range(count):
+            of_layer |= {name.format(number): (inner, width) for name in (names.gate, names.up)}
+            of_layer[names.down.format(number)] = (width, inner)
     return {
         f"{config.root}layers.{layer}.{name}.weight": shape
         for layer in range(config.num_layers)

@@ -118,6 +118,12 @@ def test_gemma3_with_windows_by_layer_is_refused(tmp_path):
     assert "gemma3.attention.sliding_window_pattern: got an array of 1; must be a whole number" in said
 
 
+@pytest.mark.parametrize("key", ["expert_shared_count", "expert_shared_feed_forward_length"])
+def test_shared_experts_are_named(tmp_path, key):
+    path = save(tmp_path, "qwen3moe", **{"expert_count": 8, "expert_used_count": 2, key: 4})
+    assert "architecture 'qwen3moe' with shared experts is not supported" in refusal(path)
+
+
 def test_experts_of_an_architecture_that_has_none_are_named(tmp_path):
     assert "architecture 'qwen2' with 8 experts is not supported" in refusal(save(tmp_path, "qwen2", expert_count=8))
 
@@ -130,7 +136,7 @@ def test_no_experts_of_an_architecture_that_has_some_are_told_as_a_number(tmp_pa
 def test_an_unknown_architecture_is_named_with_what_is_inside(tmp_path):
     said = refusal(save(tmp_path, "clip"))
     assert "GGUF: 2 tensors F32" in said
-    assert "architecture 'clip' is not known; known: gemma2, gemma3, granite, llama, " in said
+    assert "architecture 'clip' is not known; known: gemma2, gemma3, granite, granitemoe, llama, " in said
     assert said.count("gemma2") == 1
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from forerun.errors import ModelError, did_you_mean
-from forerun.models.config import MIXTRAL_EXPERTS, OWN_EXPERTS, ExpertNames, NotCoveredError
+from forerun.models.config import GRANITE_EXPERTS, MIXTRAL_EXPERTS, OWN_EXPERTS, ExpertNames, NotCoveredError
 from forerun.models.config_defaults import ORIGINAL
 from forerun.models.gguf.file import GGUFFile
 
@@ -161,6 +161,10 @@ def _granite(file: GGUFFile) -> Fields:
     }
 
 
+def _granitemoe(file: GGUFFile) -> Fields:
+    return _experts(file) | {"num_local_experts": file.own.integer("expert_count")} | _granite(file)
+
+
 def _gemma(file: GGUFFile, *, wide_layers: int) -> Fields:
     """Gemma's fields; the model with `wide_layers` layers scales its scores by the heads' share of the hidden size."""
     scalar = _head_dim(file)
@@ -226,6 +230,13 @@ _ROWS = (
     GGUFArchitecture(name="olmo2", model_type="olmo2", parts=POST_NORM_PARTS),
     GGUFArchitecture(name="olmoe", model_type="olmoe", fields=_olmoe, parts=_expert_parts(OWN_EXPERTS)),
     GGUFArchitecture(name="granite", model_type="granite", fields=_granite, has_pairs=True),
+    GGUFArchitecture(
+        name="granitemoe",
+        model_type="granitemoe",
+        fields=_granitemoe,
+        parts=_expert_parts(GRANITE_EXPERTS),
+        has_pairs=True,
+    ),
 )
 
 ARCHITECTURES: dict[str, GGUFArchitecture] = {row.name: row for row in _ROWS}

@@ -60,6 +60,10 @@ def config_of(file: GGUFFile, row: GGUFArchitecture) -> ConfigStandIn:
             f"{file.path} ({file.describe()}): architecture {row.name!r} with {own.integer('expert_count')} experts is not "
             "supported; use a model without experts"
         )
+    if own.integer("expert_shared_count", 0) or own.integer("expert_shared_feed_forward_length", 0):
+        raise NotCoveredError(
+            f"{file.path} ({file.describe()}): architecture {row.name!r} with shared experts is not supported"
+        )
     if not own.flag("attention.causal", True):
         raise NotCoveredError(
             f"{file.path} ({file.describe()}): metadata {file.architecture}.attention.causal: got false; must be true, as text "
