@@ -11,6 +11,7 @@ import transformers
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from forerun.errors import ModelError
+from forerun.models.checkpoint import open_checkpoint
 from forerun.models.config import NotCoveredError
 from forerun.models.decoder import build_decoder
 from forerun.models.families import FAMILIES, decoder_config, supports
@@ -266,3 +267,18 @@ def test_sliding_layers_without_a_window_are_refused():
     config = tiny_config("Gemma2ForCausalLM", sliding_window=None)
     with pytest.raises(ModelError, match="sliding_window"):
         supports(config)
+
+
+@pytest.mark.parametrize("architecture", ["Qwen3MoeForCausalLM", "OlmoeForCausalLM"])
+def test_experts_that_a_file_has_as_transformers_does_compute_the_same(architecture, tmp_path):
+    folder = save_tiny_model(tmp_path, architecture)
+    expected = PagedRun(load_model(folder, dtype=torch.float32, device=torch.device("cpu"))).feed(TOKEN_IDS).logits
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    model.save_pretrained(tmp_path / "stacked", save_original_format=False)
+    assert "model.layers.0.mlp.experts.gate_up_proj" in open_checkpoint(tmp_path / "stacked").names()
+    found = (
+        PagedRun(load_model(tmp_path / "stacked", dtype=torch.float32, device=torch.device("cpu")))
+        .feed(TOKEN_IDS)
+        .logits
+    )
+    assert torch.equal(found, expected)

@@ -117,6 +117,19 @@ def test_functions_of_a_namespace_have_its_name_before_theirs():
     assert fields["messages"][1]["tool_calls"] == [chat_call("sky__get_weather")]
 
 
+@pytest.mark.parametrize("kind", ["named", "allowed"])
+def test_a_choice_names_the_namespace_of_a_function(kind):
+    chosen = {"type": "function", "name": "get_weather", "namespace": "sky"}
+    choice = chosen if kind == "named" else {"type": "allowed_tools", "mode": "required", "tools": [chosen]}
+    body = PromptBody.model_validate({"input": "a", "tools": [SPACE, FUNCTIONS[0]], "tool_choice": choice})
+    assert "sky__get_weather" in str(conversation_fields(body, WITHOUT_VARIABLES)["tool_choice"])
+
+
+def test_thoughts_that_nobody_here_can_read_are_no_turn():
+    encrypted = {"type": "reasoning", "summary": [], "encrypted_content": "x"}
+    assert laid_out(said("user", "a"), encrypted, said("user", "b")) == [{"role": "user", "content": "a\n\nb"}]
+
+
 def test_effort_is_the_chats_and_none_turns_thinking_off_where_the_template_can():
     model = SimpleNamespace(template_variables=frozenset({"enable_thinking", "tools"}))
 

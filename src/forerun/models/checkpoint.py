@@ -167,16 +167,16 @@ class UnstackedExperts:
     Args:
         checkpoint: the tensors, those of gates and ups [experts, 2 * inner, width], gates first, and of what follows them
             [experts, width, inner]; where it has none of them all stay as they are.
-        names: of a layer's tensors, with `stacks`.
+        names: of each expert's tensors.
+        stacks: names of those of all.
     """
 
-    def __init__(self, checkpoint: Checkpoint, names: ExpertNames) -> None:
-        assert names.stacks is not None, "the tensors are stacked"
+    def __init__(self, checkpoint: Checkpoint, names: ExpertNames, stacks: tuple[str, str]) -> None:
         self._checkpoint = checkpoint
         self.facts = checkpoint.facts
         self._places: dict[str, tuple[str, int, slice]] = {}  # the tensor that has it, the expert's number, its rows
         self._last: tuple[str, Tensor] | None = None  # that was read, as all experts are read in turn
-        both, downs = (f".{name}.weight" for name in names.stacks)
+        both, downs = (f".{name}" for name in stacks)
         for name in checkpoint.names():
             if name.endswith((both, downs)) and len(checkpoint.shape(name)) == 3:
                 count, rows, _ = checkpoint.shape(name)

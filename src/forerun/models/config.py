@@ -69,8 +69,8 @@ SANDWICH_NORMS = NormNames(
 class ExpertNames:
     """Checkpoint names of a mixture's weights within a layer; those of one expert have its number in place of {}.
 
-    `stacks`: names of the tensors that have each expert's gates and ups, and what follows them, where files have such; see
-    `models.checkpoint.UnstackedExperts`.
+    `stacks`: whole names of the tensors that have every expert's gates and ups, and what follows them, where files have such;
+    see `models.checkpoint.UnstackedExperts`.
     """
 
     router: str
@@ -80,19 +80,23 @@ class ExpertNames:
     stacks: tuple[str, str] | None = None
 
 
-OWN_EXPERTS = ExpertNames("mlp.gate", "mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj", "mlp.experts.{}.down_proj")
-MIXTRAL_EXPERTS = ExpertNames(
-    "block_sparse_moe.gate",
-    "block_sparse_moe.experts.{}.w1",
-    "block_sparse_moe.experts.{}.w3",
-    "block_sparse_moe.experts.{}.w2",
+OWN_EXPERTS = ExpertNames(
+    router="mlp.gate",
+    gate="mlp.experts.{}.gate_proj",
+    up="mlp.experts.{}.up_proj",
+    down="mlp.experts.{}.down_proj",
+    stacks=("mlp.experts.gate_up_proj", "mlp.experts.down_proj"),
 )
-
-
+MIXTRAL_EXPERTS = ExpertNames(
+    router="block_sparse_moe.gate",
+    gate="block_sparse_moe.experts.{}.w1",
+    up="block_sparse_moe.experts.{}.w3",
+    down="block_sparse_moe.experts.{}.w2",
+)
 GRANITE_EXPERTS = replace(
     MIXTRAL_EXPERTS,
     router="block_sparse_moe.router.layer",
-    stacks=("block_sparse_moe.input_linear", "block_sparse_moe.output_linear"),
+    stacks=("block_sparse_moe.input_linear.weight", "block_sparse_moe.output_linear.weight"),
 )
 
 

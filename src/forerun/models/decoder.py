@@ -212,8 +212,8 @@ def build_decoder(
             tensor is missing, surplus or of another shape than the configuration says.
     """
     config = decoder_config(hf_config, max_model_len=max_model_len)
-    if config.experts is not None and config.experts.names.stacks:
-        checkpoint = UnstackedExperts(checkpoint, config.experts.names)
+    if config.experts is not None and config.experts.names.stacks is not None:
+        checkpoint = UnstackedExperts(checkpoint, config.experts.names, config.experts.names.stacks)
     if packing is not None and can_pack(config):
         reader = WeightReader(
             checkpoint,

@@ -222,14 +222,10 @@ def _stored_shapes(hf_config: HFConfig, config: DecoderConfig) -> dict[str, tupl
 def _expert_shapes(config: DecoderConfig, experts: ExpertsConfig) -> dict[str, tuple[int, ...]]:
     """Return the shape of each tensor of the layers' mixtures of experts."""
     width, inner, names = config.hidden_size, experts.inner_size, experts.names
-    count = experts.num_experts
-    of_layer: dict[str, tuple[int, ...]] = {names.router: (count, width)}
-    if names.stacks:
-        of_layer |= zip(names.stacks, ((count, 2 * inner, width), (count, width, inner)), strict=True)
-    else:
-        for number in range(count):
-            of_layer |= {name.format(number): (inner, width) for name in (names.gate, names.up)}
-            of_layer[names.down.format(number)] = (width, inner)
+    of_layer = {names.router: (experts.num_experts, width)}
+    for number in range(experts.num_experts):
+        of_layer |= {name.format(number): (inner, width) for name in (names.gate, names.up)}
+        of_layer[names.down.format(number)] = (width, inner)
     return {
         f"{config.root}layers.{layer}.{name}.weight": shape
         for layer in range(config.num_layers)

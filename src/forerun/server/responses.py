@@ -149,12 +149,17 @@ def conversation_fields(body: PromptBody, model: ServedModel) -> dict[str, Any]:
     variables = thinking(model, thinks=False) if effort == "none" else None
     return {
         "model": body.model,
-        "messages": merged([*instructions, *map(_part, body.input)]),
+        "messages": merged([*instructions, *map(_part, filter(_says_something, body.input))]),
         "tools": None if body.tools is None else [_tool(space, tool) for space, tool in _functions(body)],
         "tool_choice": _tool_choice(body),
         "reasoning_effort": None if variables else effort,
         "chat_template_kwargs": (variables or {}) | (body.chat_template_kwargs or {}),
     }
+
+
+def _says_something(item: Item) -> bool:
+    """Whether an item is more than thoughts that only OpenAI's service can read."""
+    return not isinstance(item, ReasoningItem) or bool(item.content or item.summary)
 
 
 def _part(item: Item) -> dict[str, Any]:
@@ -205,10 +210,11 @@ def _tool(space: str | None, tool: FunctionTool) -> dict[str, Any]:
 
 def _tool_choice(body: PromptBody) -> str | dict[str, Any] | None:
     match body.tool_choice:
-        case NamedFunction(name=name):
-            return {"type": "function", "function": {"name": name}}
+        case NamedFunction() as named:
+            return {"type": "function", "function": {"name": _seen_name(named.namespace, named.name)}}
         case AllowedTools() as choice:
-            allowed = [{"type": "function", "function": {"name": tool.name}} for tool in choice.tools]
+            names = [_seen_name(tool.namespace, tool.name) for tool in choice.tools]
+            allowed = [{"type": "function", "function": {"name": name}} for name in names]
             return {"type": "allowed_tools", "allowed_tools": {"mode": choice.mode, "tools": allowed}}
         case "auto" if not _functions(body):  # clients send it in any case
             return None

@@ -199,6 +199,7 @@ class NamedFunction(BaseModel):
 
     type: Literal["function"]
     name: str
+    namespace: str | None = None
 
 
 class AllowedTools(BaseModel):

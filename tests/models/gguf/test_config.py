@@ -10,6 +10,7 @@ from forerun.errors import ModelError
 from forerun.models.checkpoint import open_checkpoint
 from forerun.models.config_file import eos_token_ids, read_config
 from forerun.models.families import decoder_config
+from forerun.models.gguf.config import NEUTRAL_EXPERTS
 from forerun.ops.rotary import LinearScaling
 from tests.gguf_bytes import ARRAY, BOOL, F32, I32, STRING, U32, Key, Tensor, gguf_bytes
 
@@ -118,10 +119,10 @@ def test_gemma3_with_windows_by_layer_is_refused(tmp_path):
     assert "gemma3.attention.sliding_window_pattern: got an array of 1; must be a whole number" in said
 
 
-@pytest.mark.parametrize("key", ["expert_shared_count", "expert_shared_feed_forward_length"])
-def test_shared_experts_are_named(tmp_path, key):
+@pytest.mark.parametrize("key", NEUTRAL_EXPERTS)
+def test_what_would_make_experts_others_is_named(tmp_path, key):
     path = save(tmp_path, "qwen3moe", **{"expert_count": 8, "expert_used_count": 2, key: 4})
-    assert "architecture 'qwen3moe' with shared experts is not supported" in refusal(path)
+    assert f"metadata qwen3moe.{key}: got 4; is supported with 0" in refusal(path)
 
 
 def test_experts_of_an_architecture_that_has_none_are_named(tmp_path):

@@ -32,6 +32,16 @@ END_ROLES = ("eos", "eot", "eom")  # of a text, of a turn, of a message that cal
 OTHER_ROLES = {"bos_token_id": "bos", "pad_token_id": "padding"}
 ROLES = (*END_ROLES, *OTHER_ROLES.values())
 OTHER_SCALING = {"yarn_attn_factor": 1.0, "yarn_log_multiplier": 0.0, "alpha": 0.0}
+NEUTRAL_EXPERTS = {
+    "expert_shared_count": (0,),
+    "expert_shared_feed_forward_length": (0,),
+    "expert_group_count": (0, 1),
+    "expert_weights_scale": (0, 1),
+    "expert_gating_func": (0, 1),  # not said, softmax
+    "leading_dense_block_count": (0,),
+}
+"""What llama.cpp knows of experts besides, if for other architectures, and which values change nothing."""
+
 NEUTRAL_SCALING = {
     "none": {**OTHER_SCALING, "yarn_ext_factor": 0.0, "attn_factor": 1.0},
     "linear": {**OTHER_SCALING, "yarn_ext_factor": 0.0, "attn_factor": 1.0},
@@ -60,10 +70,12 @@ def config_of(file: GGUFFile, row: GGUFArchitecture) -> ConfigStandIn:
             f"{file.path} ({file.describe()}): architecture {row.name!r} with {own.integer('expert_count')} experts is not "
             "supported; use a model without experts"
         )
-    if own.integer("expert_shared_count", 0) or own.integer("expert_shared_feed_forward_length", 0):
-        raise NotCoveredError(
-            f"{file.path} ({file.describe()}): architecture {row.name!r} with shared experts is not supported"
-        )
+    for key, neutral in NEUTRAL_EXPERTS.items():
+        if (found := own.number(key, neutral[0])) not in neutral:
+            raise NotCoveredError(
+                f"{file.path} ({file.describe()}): metadata {file.architecture}.{key}: got {found:g}; is supported with "
+                f"{' or '.join(map('{:g}'.format, neutral))} alone"
+            )
     if not own.flag("attention.causal", True):
         raise NotCoveredError(
             f"{file.path} ({file.describe()}): metadata {file.architecture}.attention.causal: got false; must be true, as text "
