@@ -6,7 +6,6 @@ A request is made into that of a chat completion (`chat_fields`), which `chat.an
 
 from __future__ import annotations
 
-import re
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from functools import partial
@@ -19,6 +18,7 @@ from forerun.core.outputs import CompletionOutput, RequestOutput
 from forerun.errors import ForerunError
 from forerun.models.tools.call_reader import Arguments, CallBegin, CallEvent
 from forerun.models.tools.call_reader import Content as Text
+from forerun.models.tools.conversation import ATTRIBUTION
 from forerun.server.chat import answer
 from forerun.server.errors import ApiError
 from forerun.server.json_parts import to_json
@@ -58,9 +58,6 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     "5XX": {"model": MessagesErrorAnswer},
 }
 """Answers of these endpoints, for /openapi.json."""
-
-ATTRIBUTION = re.compile(r"\Ax-anthropic-billing-header:.*\n?")
-"""With which Claude Code begins its system text: it changes with each request, and would keep all of it from the prefix cache."""
 
 OWN_NAMES = {r"\Astop:": "stop_sequences:", r"response_format(\.json_schema)?": "output_config.format"}
 """Names of the chat's fields in errors -> those of the fields that they are made of."""

@@ -77,6 +77,17 @@ def test_other_tools_or_instructions_make_another_prompt():
     assert num_shared(prefix(input=messages), prefix(input=messages, instructions="Be kind.")) == 0
 
 
+@pytest.mark.parametrize("form", ["text", "parts"])
+def test_a_long_system_text_is_shared_whatever_line_of_each_request_stands_before_it(form):
+    def sent(number, question, text=TEXT):
+        line = f"x-anthropic-billing-header: cch={number}\n"
+        parts = [{"type": "text", "text": line}, {"type": "text", "text": text}]
+        return prefix(system=line + text if form == "text" else parts, messages=[{"role": "user", "content": question}])
+
+    assert num_shared(sent(1, "a"), sent(2, "b")) >= len(TEXT) // BYTES_PER_BLOCK
+    assert num_shared(sent(1, "a"), sent(1, "a", text="#" + TEXT)) == 0
+
+
 def test_an_input_that_is_a_text_is_known_as_a_text_is():
     assert prefix(input=TEXT).digests == prefix(prompt=TEXT).digests
 

@@ -12,6 +12,7 @@ from itertools import islice
 from typing import Any
 
 from forerun.kv.prefix_cache import block_digests, root_digest
+from forerun.models.tools.conversation import ATTRIBUTION
 
 TOKENS_PER_BLOCK = 64
 BYTES_PER_BLOCK = 256
@@ -101,4 +102,13 @@ def _of_tokens(root: bytes, token_ids: Sequence[Any]) -> PromptPrefix | None:
 def _conversation(messages: Sequence[Any], fields: Mapping[str, Any]) -> bytes:
     """A conversation as text that goes on where its next turn is added; what templates write first comes first."""
     before = {name: fields[name] for name in ("tools", "chat_template_kwargs", "instructions") if fields.get(name)}
+    if system := _system_text(fields.get("system")):
+        before["system"] = system
     return "\n".join(json.dumps(part, sort_keys=True) for part in (before, *messages)).encode()
+
+
+def _system_text(system: Any) -> str:
+    """What Anthropic's messages have beside them, without its line that changes with each request."""
+    parts = system if isinstance(system, list) else [{"text": system}]
+    texts = [part.get("text") for part in parts if isinstance(part, dict)]
+    return "\n".join(ATTRIBUTION.sub("", text) for text in texts if isinstance(text, str))

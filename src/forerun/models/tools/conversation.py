@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,10 @@ TOOLS_INTRODUCTION = """You may call functions. They are described within <tools
 To call a function, write its name and its arguments in this form:
 {example}
 The results come back within <tool_response></tool_response>."""
+
+
+ATTRIBUTION = re.compile(r"\Ax-anthropic-billing-header:.*\n?")
+"""With which Claude Code begins its system text: it changes with each request, and would keep all of it from the prefix cache."""
 
 
 def lay_out(

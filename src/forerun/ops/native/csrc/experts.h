@@ -19,9 +19,9 @@ struct Experts {
     int64_t inner() const { return down[0]->inputs; }
 };
 
-// Which experts the rows of a pass take. A visit is one row at one of its experts; visits are numbered by expert, and by row
+// Which experts the rows of a pass take. An assignment is one row at one of its experts; they are numbered by expert, and by row
 // for each of them.
-class Visits {
+class Assignments {
   public:
     // Makes room for so many rows, none of which has chosen yet.
     void begin(const Experts& experts, int64_t num_rows) {
@@ -60,7 +60,7 @@ class Visits {
             weights_[row * num_chosen_ + i] = sums_to_one ? logits[chosen[i]] / sum : logits[chosen[i]];
     }
 
-    // Numbers the visits, once all rows have chosen.
+    // Numbers the assignments, once all rows have chosen.
     void sort() {
         for (int64_t i = 0; i < size(); ++i) ++begins_[chosen_[i] + 1];
         for (int64_t expert = 0; expert < num_experts_; ++expert) begins_[expert + 1] += begins_[expert];
@@ -75,7 +75,7 @@ class Visits {
     int64_t num_experts() const { return num_experts_; }
     int64_t begin_of(int64_t expert) const { return begins_[expert]; }
     int64_t end_of(int64_t expert) const { return begins_[expert + 1]; }
-    int64_t row_of(int64_t visit) const { return rows_[visit]; }
+    int64_t row_of(int64_t assignment) const { return rows_[assignment]; }
 
     // Adds up what a row's experts gave, [size(), width], each times its weight, in the place of the first of them.
     float* add_up(int64_t row, float* given, int64_t width) const {
@@ -107,9 +107,9 @@ class Visits {
     int64_t num_experts_ = 0, num_chosen_ = 0, num_rows_ = 0;
     std::vector<int32_t> chosen_;   // of each row, in ascending order
     std::vector<float> weights_;    // of each of these
-    std::vector<int64_t> places_;   // of each of these: its visit
-    std::vector<int64_t> rows_;     // of each visit
-    std::vector<int64_t> begins_;   // of each expert: its first visit; one more at the end
+    std::vector<int64_t> places_;   // of each of these: its assignment
+    std::vector<int64_t> rows_;     // of each assignment
+    std::vector<int64_t> begins_;   // of each expert: its first assignment; one more at the end
 };
 
 }  // namespace forerun

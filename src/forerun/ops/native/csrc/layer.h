@@ -47,7 +47,7 @@ struct Rotation {
 struct Workspace {
     Buffer<uint8_t> inputs, queries, attended, activated, gathered;
     Buffer<float> qkv, update, router;
-    Visits visits;
+    Assignments assignments;
     std::vector<AttentionScratch> attention;  // of each member of the team
     std::vector<Buffer<uint8_t>> scratch;  // of each member, for products
     AttentionPlan attention_plan;
@@ -259,12 +259,12 @@ class LayerCall {
 
     void begin_experts(const Experts& experts) {
         const int64_t num_rows = wanted_.pass.num_rows;
-        space_.visits.begin(experts, num_rows);
-        const int64_t num_visits = space_.visits.size();
+        space_.assignments.begin(experts, num_rows);
+        const int64_t num_assignments = space_.assignments.size();
         router_ = Workspace::grown(space_.router, num_rows * experts.router.outputs);
-        gathered_ = Workspace::grown<Stored>(space_.gathered, num_visits * layer_.width);
-        activated_ = Workspace::grown<Stored>(space_.activated, num_visits * experts.inner());
-        update_ = Workspace::grown(space_.update, num_visits * layer_.width);
+        gathered_ = Workspace::grown<Stored>(space_.gathered, num_assignments * layer_.width);
+        activated_ = Workspace::grown<Stored>(space_.activated, num_assignments * experts.inner());
+        update_ = Workspace::grown(space_.update, num_assignments * layer_.width);
         space_.grow_scratch(experts.router, num_rows);
         for (int64_t i = 0; i < experts.num_experts; ++i)
             for (const Weight* weight : {experts.gate_up[i], experts.down[i]}) space_.grow_scratch(*weight, num_rows);
@@ -274,42 +274,42 @@ class LayerCall {
     void add_experts(int member, const Experts& experts) {
         const int64_t width = layer_.width, inner = experts.inner(), num_rows = wanted_.pass.num_rows;
         const int64_t first_row = team_.share(num_rows, member), last_row = team_.share(num_rows, member + 1);
-        Visits& visits = space_.visits;
+        Assignments& assignments = space_.assignments;
         project(member, experts.router, inputs_, num_rows, [&](int64_t row, int64_t output, F16 first, F16 second) {
             store(router_ + row * experts.router.outputs + output, first);
             store(router_ + row * experts.router.outputs + output + kLanes, second);
         });
         for (int64_t row = first_row; row < last_row; ++row)
-            visits.choose(row, router_ + row * experts.router.outputs, experts.sums_to_one);
+            assignments.choose(row, router_ + row * experts.router.outputs, experts.sums_to_one);
         team_.barrier();
-        if (member == 0) visits.sort();
+        if (member == 0) assignments.sort();
         team_.barrier();
-        const int64_t last_visit = team_.share(visits.size(), member + 1);
-        for (int64_t visit = team_.share(visits.size(), member); visit < last_visit; ++visit)
-            std::copy_n(inputs_ + visits.row_of(visit) * width, width, gathered_ + visit * width);
+        const int64_t last_assignment = team_.share(assignments.size(), member + 1);
+        for (int64_t assignment = team_.share(assignments.size(), member); assignment < last_assignment; ++assignment)
+            std::copy_n(inputs_ + assignments.row_of(assignment) * width, width, gathered_ + assignment * width);
         team_.barrier();
-        project_visits(member, experts.gate_up, gathered_, [&](int64_t visit, int64_t output, F16 gate, F16 up) {
-            store_part(activated_, visit, inner, output / 2, activate(gate, layer_.activation) * up);
+        project_assigned(member, experts.gate_up, gathered_, [&](int64_t assignment, int64_t output, F16 gate, F16 up) {
+            store_part(activated_, assignment, inner, output / 2, activate(gate, layer_.activation) * up);
         });
-        project_visits(member, experts.down, activated_, [&](int64_t visit, int64_t output, F16 first, F16 second) {
-            store_part(update_, visit, width, output, first);
-            store_part(update_, visit, width, output + kLanes, second);
+        project_assigned(member, experts.down, activated_, [&](int64_t assignment, int64_t output, F16 first, F16 second) {
+            store_part(update_, assignment, width, output, first);
+            store_part(update_, assignment, width, output + kLanes, second);
         });
         const F16 scale = splat(layer_.residual_scale);
         for (int64_t row = first_row; row < last_row; ++row) {
-            float* mixed = visits.add_up(row, update_, width);
+            float* mixed = assignments.add_up(row, update_, width);
             norm_row(mixed, layer_.mlp_out, layer_.norm_eps, width, mixed);
             for (int64_t i = 0; i < width; i += kLanes) add_part(out_, row, i, load_first(mixed + i, lanes_from(i, width)) * scale);
         }
         team_.barrier();
     }
 
-    // Every expert's product with the rows that visit it. Members take turns with the parts of its outputs, which may differ in size.
+    // Every expert's product with its rows. Members take turns with the parts of its outputs, which may differ in size.
     template <class Finish>
-    void project_visits(int member, const Weight* const* weights, const Stored* rows, const Finish& finish) {
-        const Visits& visits = space_.visits;
-        for (int64_t expert = 0, turn = member; expert < visits.num_experts(); ++expert) {
-            const int64_t begin = visits.begin_of(expert), num_rows = visits.end_of(expert) - begin;
+    void project_assigned(int member, const Weight* const* weights, const Stored* rows, const Finish& finish) {
+        const Assignments& assignments = space_.assignments;
+        for (int64_t expert = 0, turn = member; expert < assignments.num_experts(); ++expert) {
+            const int64_t begin = assignments.begin_of(expert), num_rows = assignments.end_of(expert) - begin;
             if (!num_rows) continue;
             const Weight& weight = *weights[expert];
             const int part = static_cast<int>(turn++ % team_.num_taking_part());
