@@ -269,7 +269,7 @@ def test_sliding_layers_without_a_window_are_refused():
         supports(config)
 
 
-@pytest.mark.parametrize("architecture", ["Qwen3MoeForCausalLM", "OlmoeForCausalLM"])
+@pytest.mark.parametrize("architecture", ["MixtralForCausalLM", "Qwen3MoeForCausalLM", "OlmoeForCausalLM"])
 def test_experts_that_a_file_has_as_transformers_does_compute_the_same(architecture, tmp_path):
     folder = save_tiny_model(tmp_path, architecture)
     expected = PagedRun(load_model(folder, dtype=torch.float32, device=torch.device("cpu"))).feed(TOKEN_IDS).logits

@@ -80,12 +80,13 @@ class ExpertNames:
     stacks: tuple[str, str] | None = None
 
 
+TRANSFORMERS_STACKS = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
 OWN_EXPERTS = ExpertNames(
     router="mlp.gate",
     gate="mlp.experts.{}.gate_proj",
     up="mlp.experts.{}.up_proj",
     down="mlp.experts.{}.down_proj",
-    stacks=("mlp.experts.gate_up_proj", "mlp.experts.down_proj"),
+    stacks=TRANSFORMERS_STACKS,
 )
 MIXTRAL_EXPERTS = ExpertNames(
     router="block_sparse_moe.gate",

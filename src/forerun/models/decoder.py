@@ -13,7 +13,7 @@ from torch import Tensor
 from forerun.core.batch import ForwardBatch, ForwardResult, LayerKVSpec
 from forerun.errors import ModelError
 from forerun.models.checkpoint import Checkpoint, UnstackedExperts, WeightReader
-from forerun.models.config import DecoderConfig, HFConfig
+from forerun.models.config import OWN_EXPERTS, TRANSFORMERS_STACKS, DecoderConfig, ExpertNames, ExpertsConfig, HFConfig
 from forerun.models.families import decoder_config
 from forerun.models.input_importance import InputImportance
 from forerun.models.layers import DecoderLayer, read_layer, read_norm
@@ -212,8 +212,10 @@ def build_decoder(
             tensor is missing, surplus or of another shape than the configuration says.
     """
     config = decoder_config(hf_config, max_model_len=max_model_len)
-    if config.experts is not None and config.experts.names.stacks is not None:
-        checkpoint = UnstackedExperts(checkpoint, config.experts.names, config.experts.names.stacks)
+    if config.experts is not None:
+        names = _expert_names(config, config.experts, checkpoint)
+        config = replace(config, experts=replace(config.experts, names=names))
+        checkpoint = checkpoint if names.stacks is None else UnstackedExperts(checkpoint, names, names.stacks)
     if packing is not None and can_pack(config):
         reader = WeightReader(
             checkpoint,
@@ -235,6 +237,13 @@ def build_decoder(
         parts = _torch_parts(config, reader, columns)
     reader.finish(config.unused_prefixes)
     return Decoder(config, parts, dtype=dtype, device=device)
+
+
+def _expert_names(config: DecoderConfig, experts: ExpertsConfig, checkpoint: Checkpoint) -> ExpertNames:
+    """What a checkpoint calls its experts: the family's names, or transformers' own, as it saves a model in its newer form."""
+    gates_and_ups, _ = TRANSFORMERS_STACKS
+    is_newer = f"{config.root}layers.0.{gates_and_ups}" in checkpoint.names()
+    return OWN_EXPERTS if is_newer else experts.names
 
 
 def _torch_parts(config: DecoderConfig, reader: WeightReader, columns: ColumnParallel | None) -> DecoderParts:
