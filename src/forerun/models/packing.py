@@ -147,22 +147,18 @@ class Packing:
         """Pack the weight of a head [vocab_size, inputs], which is kept as "head"."""
         if not isinstance(weight, Tensor) or not self.format.is_quantization:
             return self.linear(weight, name="head")
-        found = self._kept.find("head")
-        if found is None:
-            found = self.format.pack_head(self.kernels, weight, self._arena)
-            self._kept.add("head", found)
+        found = self._kept_or_made("head", lambda: self.format.pack_head(self.kernels, weight, self._arena))
         return PackedLinear(self.kernels, self._as_computed(found))
 
     def embedding(self, weight: AnyWeight) -> PackedLinear:
         """Pack an embedding that is not the head, which is kept as "embedding": without loss, or as the format has it."""
-        found = self._kept.find("embedding")
-        if found is None:
+
+        def made() -> PackedWeight:
             if isinstance(weight, Tensor) and self.format.rounds_embedding:
-                found = self.format.pack_head(self.kernels, weight, self._arena)
-            else:
-                found = pack_weight(self.kernels, self._lossless, weight, None, self._arena)
-            self._kept.add("embedding", found)
-        return PackedLinear(self.kernels, found)
+                return self.format.pack_head(self.kernels, weight, self._arena)
+            return pack_weight(self.kernels, self._lossless, weight, None, self._arena)
+
+        return PackedLinear(self.kernels, self._kept_or_made("embedding", made))
 
     def norm(self, norm: RMSNorm) -> NativeRMSNorm:
         """A norm over fp32 rows."""
@@ -245,21 +241,18 @@ class Packing:
             measured = None if importance is None else importance.gate_up
             gate_up.append(self._kept_or_packed(f"{part}.gate_up", partial(_interleaved, expert), measured))
             down.append(self._kept_or_packed(f"{part}.down", partial(_stored, expert.down)))
+
+        def packed_router() -> PackedWeight:
+            router = _stored(mixture.router)
+            return pack_weight(self.kernels, self._lossless, router.weight, router.bias, self._arena)
+
         return NativeExperts(
-            router=self._unrounded(f"{name}.router", _stored(mixture.router)),
+            router=self._kept_or_made(f"{name}.router", packed_router),
             gate_up=gate_up,
             down=down,
             num_chosen=mixture.num_chosen,
             sums_to_one=mixture.sums_to_one,
         )
-
-    def _unrounded(self, name: str, linear: Linear | BlockLinear) -> PackedWeight:
-        """Pack a weight that stays as it is, whatever the format."""
-        found = self._kept.find(name)
-        if found is None:
-            found = pack_weight(self.kernels, self._lossless, linear.weight, linear.bias, self._arena)
-            self._kept.add(name, found)
-        return found
 
     def part_of_head(self, head: PackedLinear, shard: Shard) -> PackedWeight:
         """This rank's outputs of a head."""
@@ -268,12 +261,19 @@ class Packing:
     def _kept_or_packed(
         self, name: str, read: Callable[[], Linear | BlockLinear], importance: Tensor | None = None
     ) -> PackedWeight:
+        def packed() -> PackedWeight:
+            linear = read()
+            return self._pack(linear.weight, linear.bias, importance)
+
+        return self._as_computed(self._kept_or_made(name, packed))
+
+    def _kept_or_made(self, name: str, make: Callable[[], PackedWeight]) -> PackedWeight:
+        """The weight that an earlier start has kept under this name; else what `make` packs, which is kept."""
         found = self._kept.find(name)
         if found is None:
-            linear = read()
-            found = self._pack(linear.weight, linear.bias, importance)
+            found = make()
             self._kept.add(name, found)
-        return self._as_computed(found)
+        return found
 
     def _as_computed(self, weight: PackedWeight) -> PackedWeight:
         return rounding_rows(weight) if self.rounds_rows else weight

@@ -115,27 +115,25 @@ def _qwen3(file: GGUFFile) -> Fields:
 
 
 def _experts(file: GGUFFile) -> Fields:
-    return {"num_experts_per_tok": file.own.integer("expert_used_count")}
-
-
-def _mixtral(file: GGUFFile) -> Fields:
-    return _experts(file) | {"num_local_experts": file.own.integer("expert_count")}
+    """How many experts there are, of which families have either name, and how many a token takes."""
+    count = file.own.integer("expert_count")
+    return {
+        "num_experts": count,
+        "num_local_experts": count,
+        "num_experts_per_tok": file.own.integer("expert_used_count"),
+    }
 
 
 def _qwen3moe(file: GGUFFile) -> Fields:
     return (
         _experts(file)
         | _qwen3(file)
-        | {
-            "num_experts": file.own.integer("expert_count"),
-            "moe_intermediate_size": file.own.integer("expert_feed_forward_length"),
-            "norm_topk_prob": True,
-        }
+        | {"moe_intermediate_size": file.own.integer("expert_feed_forward_length"), "norm_topk_prob": True}
     )
 
 
 def _olmoe(file: GGUFFile) -> Fields:
-    return _experts(file) | {"num_experts": file.own.integer("expert_count"), "norm_topk_prob": False}
+    return _experts(file) | {"norm_topk_prob": False}
 
 
 def _smollm3(file: GGUFFile) -> Fields:
@@ -162,7 +160,7 @@ def _granite(file: GGUFFile) -> Fields:
 
 
 def _granitemoe(file: GGUFFile) -> Fields:
-    return _experts(file) | {"num_local_experts": file.own.integer("expert_count")} | _granite(file)
+    return _experts(file) | _granite(file)
 
 
 def _gemma(file: GGUFFile, *, wide_layers: int) -> Fields:
@@ -214,7 +212,7 @@ def _expert_parts(names: ExpertNames) -> dict[str, str]:
 
 
 _LLAMA = GGUFArchitecture(name="llama", model_type="llama", fields=_llama, has_pairs=True)
-_MIXTRAL = replace(_LLAMA, model_type="mixtral", fields=_mixtral, parts=_expert_parts(MIXTRAL_EXPERTS))
+_MIXTRAL = replace(_LLAMA, model_type="mixtral", fields=_experts, parts=_expert_parts(MIXTRAL_EXPERTS))
 
 _ROWS = (
     _LLAMA,
