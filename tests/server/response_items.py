@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from forerun.server.responses_protocol import WrittenResponse
 from tests.server.served import NAME
+from tests.server.tool_models import WEATHER
 
 PATH = "/v1/responses"
 ASKED = {"model": NAME, "input": "hello", "max_output_tokens": 16, "temperature": 0}
@@ -17,15 +16,7 @@ FUNCTIONS = [
         "type": "function",
         "name": "get_weather",
         "description": "Tells the weather.",
-        "parameters": {
-            "type": "object",
-            "properties": {
-                "city": {"type": "string", "maxLength": 5},
-                "days": {"type": "integer", "minimum": 0, "maximum": 9},
-            },
-            "required": ["city", "days"],
-            "additionalProperties": False,
-        },
+        "parameters": WEATHER,
     },
     {"type": "function", "name": "wait", "strict": False},
 ]
@@ -64,17 +55,9 @@ def create(server, **fields):
 
 def stream(server, **fields):
     """The events of a stream: named by their types, numbered, and what OpenAI's client takes."""
-    status, headers, text = server.send("POST", PATH, ASKED | fields | {"stream": True})
-    assert status == 200, text
-    assert headers["content-type"].startswith("text/event-stream")
-    *events, rest = text.split("\n\n")
-    assert rest == ""
-    found = []
-    for event in events:
-        name, data = event.split("\n")
-        found.append(json.loads(data.removeprefix("data: ")))
-        assert name == f"event: {found[-1]['type']}"
-        EVENTS.validate_python(found[-1])
+    found = server.named_events(PATH, ASKED | fields)
+    for event in found:
+        EVENTS.validate_python(event)
     assert [event["sequence_number"] for event in found] == list(range(len(found)))
     return found
 

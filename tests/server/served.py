@@ -68,10 +68,24 @@ class Served:
 
     def stream(self, path, body):
         """The events of a stream, as they stand on the wire: JSON objects, and "[DONE]" at the end."""
+        return self.events(self._streamed(path, body))
+
+    def named_events(self, path, body):
+        """The JSON objects of a stream whose events are named by their types."""
+        *events, rest = self._streamed(path, body).split("\n\n")
+        assert rest == ""
+        found = []
+        for event in events:
+            name, data = event.split("\n")
+            found.append(json.loads(data.removeprefix("data: ")))
+            assert name == f"event: {found[-1]['type']}"
+        return found
+
+    def _streamed(self, path, body):
         status, headers, text = self.send("POST", path, {**body, "stream": True})
         assert status == 200, text
         assert headers["content-type"].startswith("text/event-stream")
-        return self.events(text)
+        return text
 
     @staticmethod
     def events(text):

@@ -46,6 +46,20 @@ def begin(server, body, path="/v1/completions"):
     return connection
 
 
+def assert_nothing_is_left_of(body, path):
+    """Begin a stream, go away, and see that the server lets go of it."""
+    llm = chat_llm()
+    SlowSteps(llm)
+    with served(llm) as server:
+        connection = begin(server, body | {"stream": True}, path)
+        connection.getresponse().read(10)
+        until(lambda: llm.engine.state.num_running == 1)
+        connection.sock.close()
+        connection.close()
+        until(lambda: llm.engine.state.num_running == 0)
+        assert server.model.admission.num_inside == 0
+
+
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_goes_away_frees_its_sequences_within_a_step(stream):
     llm = chat_llm(NGRAM, max_model_len=250)

@@ -16,23 +16,15 @@ from forerun.server.messages_protocol import MessagesBody, PromptBody, WrittenMe
 from forerun.server.protocol import MOST_MESSAGES, ChatBody
 from tests.server.served import CHAT, NAME, chat_ids, chat_llm, generate, served
 from tests.server.test_errors import HEAVY
-from tests.server.test_load import SlowSteps, begin, until
-from tests.server.tool_models import saying, tool_llm, tool_target
+from tests.server.test_load import SlowSteps, assert_nothing_is_left_of, begin, until
+from tests.server.tool_models import WEATHER, saying, tool_llm, tool_target
 
 PATH = "/v1/messages"
 ASKED = {"model": NAME, "messages": CHAT, "max_tokens": 16, "temperature": 0}
 TOOLS = [
     {
         "name": "get_weather",
-        "input_schema": {
-            "type": "object",
-            "properties": {
-                "city": {"type": "string", "maxLength": 5},
-                "days": {"type": "integer", "minimum": 0, "maximum": 9},
-            },
-            "required": ["city", "days"],
-            "additionalProperties": False,
-        },
+        "input_schema": WEATHER,
         "cache_control": {"type": "ephemeral"},
     },
     {"type": "custom", "name": "wait", "description": "Waits.", "input_schema": {"type": "object", "properties": {}}},
@@ -60,17 +52,7 @@ def create(server, **fields):
 
 def stream(server, **fields):
     """The events of a stream; each is named by its type."""
-    status, headers, text = server.send("POST", PATH, ASKED | fields | {"stream": True})
-    assert status == 200, text
-    assert headers["content-type"].startswith("text/event-stream")
-    *events, rest = text.split("\n\n")
-    assert rest == ""
-    found = []
-    for event in events:
-        name, data = event.split("\n")
-        found.append(json.loads(data.removeprefix("data: ")))
-        assert name == f"event: {found[-1]['type']}"
-    return found
+    return server.named_events(PATH, ASKED | fields)
 
 
 def joined(events):
@@ -507,13 +489,4 @@ def test_what_the_servers_end_cuts_off_ends_with_an_error():
 
 
 def test_a_client_that_goes_away_leaves_nothing_behind():
-    llm = chat_llm()
-    SlowSteps(llm)
-    with served(llm) as server:
-        connection = begin(server, ASKED | {"output_config": LONG, "max_tokens": 200, "stream": True}, PATH)
-        connection.getresponse().read(10)
-        until(lambda: llm.engine.state.num_running == 1)
-        connection.sock.close()
-        connection.close()
-        until(lambda: llm.engine.state.num_running == 0)
-        assert server.model.admission.num_inside == 0
+    assert_nothing_is_left_of(ASKED | {"output_config": LONG, "max_tokens": 200}, PATH)

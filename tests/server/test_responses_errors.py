@@ -13,7 +13,7 @@ from forerun.server.responses_protocol import MOST_ITEMS
 from tests.server.response_items import ASKED, FUNCTIONS, LOGPROBS, LONG, PATH, SPACE, call, given, stream
 from tests.server.served import CHAT, NAME, chat_llm, served
 from tests.server.test_errors import HEAVY
-from tests.server.test_load import SlowSteps, begin, until
+from tests.server.test_load import SlowSteps, assert_nothing_is_left_of, begin, until
 
 
 def refusal(server, body, path=PATH, method="POST"):
@@ -153,13 +153,4 @@ def test_what_the_servers_end_cuts_off_ends_with_an_error():
 
 
 def test_a_client_that_goes_away_leaves_nothing_behind():
-    llm = chat_llm()
-    SlowSteps(llm)
-    with served(llm) as server:
-        connection = begin(server, ASKED | {"text": LONG, "max_output_tokens": 200, "stream": True}, PATH)
-        connection.getresponse().read(10)
-        until(lambda: llm.engine.state.num_running == 1)
-        connection.sock.close()
-        connection.close()
-        until(lambda: llm.engine.state.num_running == 0)
-        assert server.model.admission.num_inside == 0
+    assert_nothing_is_left_of(ASKED | {"text": LONG, "max_output_tokens": 200}, PATH)

@@ -89,3 +89,4 @@ TOOLS = [
     ),
     {"type": "function", "function": {"name": "wait", "description": "Waits."}},
 ]
+WEATHER = TOOLS[0]["function"]["parameters"]
