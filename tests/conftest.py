@@ -58,8 +58,11 @@ def pytest_collection_finish() -> None:
 def pytest_runtest_setup():
     """Each test draws the same numbers from torch, on as many threads, whatever ran before it.
 
-    A target of several processes gives torch its threads back when it is collected, which may be tests later.
+    A target of several processes gives torch its threads back when it is collected, which may be tests later. And what a server
+    that ends gives back to the garbage collector is taken from it again, see `pytest_collection_finish`.
     """
+    if not gc.get_freeze_count():
+        gc.freeze()
     if torch.get_num_threads() != 1:
         torch.set_num_threads(1)
     if torch.cuda.is_available():

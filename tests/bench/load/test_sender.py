@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
 import time
 
@@ -214,6 +215,16 @@ def test_an_interruption_before_any_answer_leaves_nothing():
 def test_a_run_that_ends_is_not_interrupted():
     run = send(Fake())
     assert (run.is_interrupted, run.num_unfinished, run.num_unsent) == (False, 0, 0)
+
+
+def test_a_run_leaves_the_garbage_collector_as_it_was():
+    gc.unfreeze()
+    send(Fake())
+    is_unfrozen = gc.get_freeze_count() == 0
+    gc.freeze()  # as it is for all tests
+    send(Fake())
+    assert is_unfrozen
+    assert gc.get_freeze_count() > 0
 
 
 def test_warm_ups_are_sent_within_the_places():

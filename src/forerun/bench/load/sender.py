@@ -202,10 +202,12 @@ class Sender:
 
 @contextmanager
 def _frozen_garbage_collector() -> Iterator[None]:
-    """Exclude existing objects from garbage collection, whose pauses would delay requests."""
+    """Exclude existing objects from garbage collection, whose pauses would delay requests; what was frozen before stays so."""
+    was_frozen = gc.get_freeze_count() > 0
     gc.collect()
     gc.freeze()
     try:
         yield
     finally:
-        gc.unfreeze()
+        if not was_frozen:
+            gc.unfreeze()
