@@ -1,8 +1,9 @@
-"""Compares forerun with llama.cpp on the same GGUF files: random weights in the shape of a Llama of 1.07 billion weights, or of a Mixtral
-of 0.9 billion of which a token takes a fifth, or files.
+"""Compares forerun with llama.cpp on the same GGUF files: random weights in the shape of a Llama of 1.07 billion weights, of a Mixtral
+of 0.9 billion of which a token takes a fifth, or of a gpt-oss of 1.8 billion of which it takes a fifth, or files.
 
     python -m benchmarks.gguf_formats --formats Q4_0 Q4_K_M Q8_0 --rounds 7 --folder /tmp/gguf --json FILE
     python -m benchmarks.gguf_formats --shape random-mixtral-1b --formats Q4_0 Q8_0 --rounds 7 --folder /tmp/gguf --json FILE
+    python -m benchmarks.gguf_formats --shape random-gpt-oss-1b --formats MXFP4 --rounds 7 --folder /tmp/gguf --json FILE
     python -m benchmarks.gguf_formats --files SmolLM2-135M-Instruct.Q4_1.gguf --beside smollm2-135m --folder /tmp/gguf --json FILE
     python -m benchmarks.gguf_formats --formats Q4_0 --layers 1 --rounds 1 --folder /tmp/gguf    # does it run?
 
@@ -38,7 +39,8 @@ from forerun.models.store import resolve_model
 from forerun.ops.block_formats import BLOCK_FORMATS
 
 CONFIGS = Path(__file__).parent / "configs"
-SHAPES = ("random-llama-1b", "random-mixtral-1b")
+SHAPES = ("random-llama-1b", "random-mixtral-1b", "random-gpt-oss-1b")
+EXPERTS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
 TOKENIZER = "smollm2-135m"  # of as many tokens
 MIXES = ("Q4_K_M", "Q5_K_M", "Q3_K_M")
 ROWS, CONTEXT, PROMPT, NUM_WRITTEN = (1, 8), 256, 512, 65
@@ -56,6 +58,8 @@ SIXTEEN_BIT = {  # where a block has fp16 numbers
 
 def type_of(tensor: str, kind: str, layer: int, num_layers: int) -> str:
     """The block format of a matrix in a file of a kind, as llama.cpp's quantize chooses it."""
+    if kind == "MXFP4":  # as gpt-oss's files have it
+        return kind if tensor.split(".")[-2] in EXPERTS else "Q8_0"
     if tensor == "token_embd.weight":
         return kind if kind == "Q8_0" else "Q6_K"
     if kind not in MIXES:
@@ -75,6 +79,8 @@ def matrices(config: dict[str, Any]) -> Iterator[tuple[str, int, tuple[int, ...]
     width, inner, head = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     queries, keys = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
     yield "token_embd.weight", 0, (config["vocab_size"], width)
+    if not config["tie_word_embeddings"]:
+        yield "output.weight", 0, (config["vocab_size"], width)
     for layer in range(config["num_hidden_layers"]):
         shapes: dict[str, tuple[int, ...]] = {
             "attn_q": (queries, width),
@@ -106,19 +112,20 @@ def write_random(file: Path, kind: str, config: dict[str, Any]) -> None:
     """Write a random model whose matrices are in a kind of blocks, or in a mix of kinds."""
     random = np.random.default_rng(0)
     unfinished = file.with_suffix(".unfinished")
-    writer = gguf.GGUFWriter(str(unfinished), "llama")
+    is_gpt_oss = config["model_type"] == "gpt_oss"
+    writer = gguf.GGUFWriter(str(unfinished), "gpt-oss" if is_gpt_oss else "llama")
     add_shape(writer, config)
     add_tokenizer(writer, resolve_model(TOKENIZER), config)
-    norms = [
-        "output_norm",
-        *(f"blk.{i}.{n}" for i in range(config["num_hidden_layers"]) for n in ("attn_norm", "ffn_norm")),
-    ]
-    for name in norms:
-        writer.add_tensor(f"{name}.weight", np.ones(config["hidden_size"], dtype=np.float32))
-    if experts := config.get("num_local_experts"):
-        for layer in range(config["num_hidden_layers"]):
+    ones = np.ones(config["hidden_size"], dtype=np.float32)
+    writer.add_tensor("output_norm.weight", ones)
+    for layer in range(config["num_hidden_layers"]):
+        for name in ("attn_norm", "post_attention_norm" if is_gpt_oss else "ffn_norm"):
+            writer.add_tensor(f"blk.{layer}.{name}.weight", ones)
+        if experts := config.get("num_local_experts"):
             router = random.normal(0.0, 0.05, (experts, config["hidden_size"])).astype(np.float32)
             writer.add_tensor(f"blk.{layer}.ffn_gate_inp.weight", router)
+    if is_gpt_oss:
+        add_what_is_gpt_osss(writer, config, random)
     for name, layer, shape in matrices(config):
         block = type_of(name, kind, layer, config["num_hidden_layers"])
         writer.add_tensor(name, random_blocks(block, shape, random), raw_dtype=gguf.GGMLQuantizationType[block])
@@ -127,6 +134,27 @@ def write_random(file: Path, kind: str, config: dict[str, Any]) -> None:
     writer.write_tensors_to_file()
     writer.close()
     unfinished.rename(file)
+
+
+def add_what_is_gpt_osss(writer: gguf.GGUFWriter, config: dict[str, Any], random: np.random.Generator) -> None:
+    """Add the sizes, biases and sinks that a gpt-oss has beside its matrices."""
+    rope = config["rope_parameters"]
+    writer.add_key_length(config["head_dim"])
+    writer.add_value_length(config["head_dim"])
+    writer.add_sliding_window(config["sliding_window"])
+    writer.add_expert_feed_forward_length(config["intermediate_size"])
+    writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+    writer.add_rope_scaling_factor(rope["factor"])
+    writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    biased = {
+        name.removesuffix(".weight"): shape[:-1] for name, _, shape in matrices(config) if name.startswith("blk.")
+    }
+    for layer in range(config["num_hidden_layers"]):
+        biased[f"blk.{layer}.ffn_gate_inp"] = (config["num_local_experts"],)
+        sinks = random.normal(0.0, 1.0, config["num_attention_heads"]).astype(np.float32)
+        writer.add_tensor(f"blk.{layer}.attn_sinks.weight", sinks)
+    for name, shape in biased.items():
+        writer.add_tensor(f"{name}.bias", random.normal(0.0, 0.01, shape).astype(np.float32))
 
 
 def measure(models: dict[str, str], *, logs: Path, threads: int, rounds: int) -> dict[str, Any]:

@@ -18,6 +18,15 @@ VOCAB, PIECES_VOCAB = 264, 288
 LAYERS = {"num_hidden_layers": 7}
 """Enough for a Gemma 3 layer, every sixth, and a SmolLM3 layer, every fourth, that differ from the others."""
 
+YARN_TO_THE_END = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "rope_theta": 1e4,
+    "original_max_position_embeddings": 128,
+    "truncate": False,
+}
+"""As gpt-oss has it; llama.cpp rounds the ramp's ends in its files too."""
+
 FAMILY_GGUFS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", {}),
     "llama tied": ("LlamaForCausalLM", {"tie_word_embeddings": True}),
@@ -96,6 +105,11 @@ FAMILY_GGUFS: dict[str, tuple[str, dict[str, Any]]] = {
     "olmoe": ("OlmoeForCausalLM", {"num_key_value_heads": 6}),
     "granite": ("GraniteForCausalLM", {}),
     "granitemoe": ("GraniteMoeForCausalLM", {}),
+    "gpt-oss": ("GptOssForCausalLM", {"rope_parameters": YARN_TO_THE_END}),
+    "gpt-oss unstretched": (
+        "GptOssForCausalLM",
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+    ),
 }
 """Architecture and what differs from `tiny_models`: GGUF has no words for windows of some families, for example."""
 
@@ -118,6 +132,7 @@ PARTS = {
     "mlp.gate": "ffn_gate_inp",
     "block_sparse_moe.gate": "ffn_gate_inp",
     "block_sparse_moe.router.layer": "ffn_gate_inp",
+    "mlp.router": "ffn_gate_inp",
 }
 EXPERT = re.compile(r"model\.layers\.(\d+)\.\w+\.experts\.0\.(\w+)\.weight")
 EXPERT_PARTS = {"gate_proj": "gate", "w1": "gate", "up_proj": "up", "w3": "up", "down_proj": "down", "w2": "down"}
@@ -161,13 +176,24 @@ def _with_stacked_experts(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarra
             stacked[f"blk.{found[1]}.ffn_{EXPERT_PARTS[found[2]]}_exps.weight"] = np.stack(
                 [tensors[name] for name in names if name in tensors]
             )
+        layer = name.split(".")[2] if name.startswith("model.layers.") else ""
+        if ".experts.gate_up_proj" in name:  # gpt-oss's, [inputs, outputs], each gate before its up
+            ending = "bias" if name.endswith("bias") else "weight"
+            for part, values in {"gate": tensors[name][..., ::2], "up": tensors[name][..., 1::2]}.items():
+                stacked[f"blk.{layer}.ffn_{part}_exps.{ending}"] = _outputs_first(values)
+            down = tensors[name.replace("gate_up", "down")]
+            stacked[f"blk.{layer}.ffn_down_exps.{ending}"] = _outputs_first(down)
         if name.endswith("input_linear.weight"):
-            layer = name.split(".")[2]
             gates, ups = np.split(tensors[name], 2, axis=1)
             stacked[f"blk.{layer}.ffn_gate_exps.weight"], stacked[f"blk.{layer}.ffn_up_exps.weight"] = gates, ups
             stacked[f"blk.{layer}.ffn_down_exps.weight"] = tensors[name.replace("input_", "output_")]
     others = {name: x for name, x in tensors.items() if ".experts." not in name and "put_linear." not in name}
     return others | stacked
+
+
+def _outputs_first(values: np.ndarray) -> np.ndarray:
+    """Matrices of all experts [experts, inputs, outputs] as a file has them; biases stay."""
+    return np.ascontiguousarray(values.swapaxes(1, 2)) if values.ndim == 3 else np.ascontiguousarray(values)
 
 
 def _add_sizes(writer: gguf.GGUFWriter, config: Any) -> None:
@@ -217,7 +243,7 @@ def _llama3_factors(rope: dict[str, Any], dim: int) -> np.ndarray:
 
 def _add_own(writer: gguf.GGUFWriter, name: str, config: Any) -> None:
     """What one family has and others do not."""
-    if name in (*GEMMA, "phi3"):
+    if name in (*GEMMA, "phi3", "gpt-oss"):
         writer.add_sliding_window(config.sliding_window)
     if name == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
@@ -225,6 +251,8 @@ def _add_own(writer: gguf.GGUFWriter, name: str, config: Any) -> None:
     if experts := getattr(config, "num_local_experts", 0):
         writer.add_expert_count(experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
+    if name == "gpt-oss":
+        writer.add_expert_feed_forward_length(config.intermediate_size)
     if name == "qwen3moe":
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     if name in ("granite", "granitemoe"):
@@ -249,6 +277,10 @@ def _as_stored(name: str, stored: str, tensor: np.ndarray, config: Any) -> tuple
     if stored.startswith("blk."):
         return stored, tensor
     _, _, layer, part = stored.split(".", 3)
+    if part == "self_attn.sinks":
+        return f"blk.{layer}.attn_sinks.weight", tensor
     part, ending = part.rsplit(".", 1)
     parts = PARTS | (SANDWICHED if name in (*GEMMA, "olmo2") else {})
+    if name == "gpt-oss":
+        parts |= {"post_attention_layernorm": "post_attention_norm"}
     return f"blk.{layer}.{parts[part]}.{ending}", tensor

@@ -98,10 +98,16 @@ SPECIAL: dict[str, tuple[str, dict[str, Any]]] = {
             "num_experts_per_tok": 2,
         },
     ),
+    "GptOssForCausalLM": (
+        "GptOssConfig",
+        {"head_dim": 16, "sliding_window": WINDOW, "num_local_experts": 5, "num_experts_per_tok": 2},
+    ),
 }
 
 
-WITH_EXPERTS = ("GraniteMoeForCausalLM", "MixtralForCausalLM", "Qwen3MoeForCausalLM", "OlmoeForCausalLM")
+WITH_EXPERTS = (
+    *("GptOssForCausalLM", "GraniteMoeForCausalLM", "MixtralForCausalLM", "Qwen3MoeForCausalLM", "OlmoeForCausalLM"),
+)
 DENSE_FAMILIES = [architecture for architecture in FAMILIES if architecture not in WITH_EXPERTS]
 
 

@@ -100,20 +100,23 @@ def test_weights_of_any_format_give_the_bits_of_plain_decoding_alone(weights):
 
 
 @functools.cache
-def target_with_experts(quantization):
+def target_with_experts(architecture, quantization):
     kernels = native_target().kernels
     with tempfile.TemporaryDirectory() as folder:
         path = save_tiny_model(
-            Path(folder), "Qwen3MoeForCausalLM", seed=1, vocab_size=VOCAB_SIZE, max_position_embeddings=1024
+            Path(folder), architecture, seed=1, vocab_size=VOCAB_SIZE, max_position_embeddings=1024
         )
         packing = Packing.choose(kernels, dtype=BF16, quantization=quantization)
         model = load_model(path, dtype=BF16, device=torch.device("cpu"), packing=packing)
     return replace(native_target(), model=model)
 
 
-@pytest.mark.parametrize("quantization", [None, "int8"])
-def test_experts_give_the_bits_of_plain_decoding_alone(quantization):
-    target = target_with_experts(quantization)
+@pytest.mark.parametrize(
+    ("architecture", "quantization"),
+    [("Qwen3MoeForCausalLM", None), ("Qwen3MoeForCausalLM", "int8"), ("GptOssForCausalLM", None)],
+)
+def test_experts_give_the_bits_of_plain_decoding_alone(architecture, quantization):
+    target = target_with_experts(architecture, quantization)
     alone = tiny_llm(target=target, enable_prefix_caching=False)
     plain = [
         reported(alone.generate([prompt], sampling, use_tqdm=False)[0])

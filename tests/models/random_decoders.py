@@ -17,7 +17,12 @@ from tests.native import INT8
 from tests.tiny_models import tiny_config
 
 CPU = torch.device("cpu")
-ROUTERS = ("mlp.gate.weight", "block_sparse_moe.gate.weight", "router.layer.weight")  # of experts: never rounded
+ROUTERS = (
+    "mlp.gate.weight",
+    "block_sparse_moe.gate.weight",
+    "router.layer.weight",
+    "mlp.router.weight",
+)  # of experts: never rounded
 
 
 @functools.cache

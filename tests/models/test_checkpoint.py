@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import save_file
 
 from forerun.errors import ModelError
-from forerun.models.checkpoint import StateDict, UnstackedExperts, open_checkpoint
+from forerun.models.checkpoint import StateDict, open_checkpoint, unstacked
 from forerun.models.config import GRANITE_EXPERTS
 from tests.tiny_gguf import save_tiny_gguf
 
@@ -126,7 +126,7 @@ def test_a_tensor_of_all_experts_stands_as_one_for_each():
     both, downs = torch.randn(count, 2 * inner, width), torch.randn(count, width, inner)
     layer = "model.layers.0.block_sparse_moe"
     tensors = {f"{layer}.input_linear.weight": both, f"{layer}.output_linear.weight": downs, "norm": torch.ones(2)}
-    checkpoint = UnstackedExperts(StateDict(tensors), GRANITE_EXPERTS, GRANITE_EXPERTS.stacks)
+    checkpoint = unstacked(StateDict(tensors), GRANITE_EXPERTS)
     assert len(checkpoint.names()) == 1 + 3 * count
     for number in range(count):
         expected = {"w1": both[number, :inner], "w3": both[number, inner:], "w2": downs[number]}

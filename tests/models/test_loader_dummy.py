@@ -6,7 +6,7 @@ import torch
 from transformers import GPTNeoXConfig
 
 from forerun.errors import ModelError
-from forerun.models.checkpoint import UnstackedExperts, open_checkpoint
+from forerun.models.checkpoint import open_checkpoint, unstacked
 from forerun.models.config_file import read_transformers_config
 from forerun.models.decoder import build_decoder
 from forerun.models.families import FAMILIES, decoder_config
@@ -29,8 +29,8 @@ def test_names_and_shapes_are_those_of_a_real_checkpoint(architecture, tied, tmp
     save_tiny_model(tmp_path, architecture, tie_word_embeddings=tied)
     own = decoder_config(config)
     real = open_checkpoint(tmp_path)
-    if own.experts is not None and own.experts.names.stacks is not None:
-        real = UnstackedExperts(real, own.experts.names, own.experts.names.stacks)
+    if own.experts is not None:
+        real = unstacked(real, own.experts.names)
     stored = {name: real.shape(name) for name in real.names()}
     unused = own.unused_prefixes
     checkpoint = DummyCheckpoint(config, dtype=torch.float32)

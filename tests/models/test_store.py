@@ -441,11 +441,11 @@ def test_quantized_weights_that_nothing_reads_are_refused_before_they_are_downlo
 
     def download(_repository: str, *, allow_patterns: list[str], **_named: list[str]) -> str:
         asked.append(allow_patterns)
-        (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "mxfp4"}}))
+        (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "fp8"}}))
         return str(tmp_path)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
-    with pytest.raises(ModelError, match=r"^quantization_config: got the method 'mxfp4'; may be awq"):
+    with pytest.raises(ModelError, match=r"^quantization_config: got the method 'fp8'; may be awq"):
         download_module.hub_download("org/name")
     assert asked == [["config.json"]]
 

@@ -124,7 +124,9 @@ def test_answers_end_with_the_words_with_which_llama_cpp_ends_them(tmp_path, wor
 
 
 @needs_llama_cpp
-@pytest.mark.parametrize("kind", ["llama", "llama with experts", "qwen3moe", "olmoe", "granitemoe"])
+@pytest.mark.parametrize(
+    "kind", ["llama", "llama with experts", "qwen3moe", "olmoe", "granitemoe", "gpt-oss unstretched"]
+)
 def test_logits_are_llama_cpps(tmp_path, kind):
     file = save_family(tmp_path, kind)
     theirs = np.array(of_llama_cpp(LOGITS, file, TOKEN_IDS))

@@ -6,6 +6,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from forerun.errors import ModelError, one_line
 from forerun.models.checkpoint_facts import CheckpointFacts
-from forerun.models.config import ExpertNames
+from forerun.models.config import ExpertNames, ExpertStacks
 from forerun.models.model_folder import CONFIG_FILE, INDEX_FILE, QUANTIZATION_KEY, SINGLE_FILE, find_gguf, read_json
 from forerun.models.quantized import quantized_layout
 from forerun.models.quantized.checkpoint import QuantizedCheckpoint
@@ -161,37 +162,50 @@ class CheckpointView:
         return CheckpointView(self._checkpoint, inside), CheckpointView(self._checkpoint, outside)
 
 
+@dataclass(frozen=True, slots=True)
+class _ExpertPlace:
+    """Where one expert's part of a tensor of all experts is: some of the outputs of expert `number`."""
+
+    stack: str
+    layer: str  # the beginning of the names of its layer's tensors
+    number: int
+    outputs: slice
+
+
 class UnstackedExperts:
     """A `Checkpoint` of which a tensor of all experts of a layer stands as one for each expert, under the names of a mixture.
 
     Args:
-        checkpoint: the tensors, those of gates and ups [experts, 2 * inner, width], gates first, and of what follows them
-            [experts, width, inner]; where it has none of them all stay as they are.
+        checkpoint: the tensors; matrices in blocks lie as [experts * outputs, inputs].
         names: of each expert's tensors.
-        stacks: names of those of all.
+        stacks: names of those of all; a tensor of another number of dimensions stays as it is.
     """
 
-    def __init__(self, checkpoint: Checkpoint, names: ExpertNames, stacks: tuple[str, str]) -> None:
+    def __init__(self, checkpoint: Checkpoint, names: ExpertNames, stacks: ExpertStacks) -> None:
         self._checkpoint = checkpoint
         self.facts = checkpoint.facts
-        self._places: dict[str, tuple[str, int, slice]] = {}  # the tensor that has it, the expert's number, its rows
-        self._last: tuple[str, Tensor] | None = None  # that was read, as all experts are read in turn
-        both, downs = (f".{name}" for name in stacks)
-        for name in checkpoint.names():
-            if name.endswith((both, downs)) and len(checkpoint.shape(name)) == 3:
-                count, rows, _ = checkpoint.shape(name)
-                layer, half = name.removesuffix(both if name.endswith(both) else downs), rows // 2
-                parts = (
-                    {names.gate: slice(half), names.up: slice(half, rows)}
-                    if name.endswith(both)
-                    else {names.down: slice(rows)}
-                )
+        self._are_transposed = stacks.are_transposed
+        self._are_interleaved = stacks.are_interleaved
+        self._places: dict[str, _ExpertPlace] = {}
+        self._layer = ""
+        self._stacks: dict[str, Tensor | BlockWeight] = {}  # of that layer, as all its experts are read in turn
+        gates_and_ups, downs = (names.gate, names.up), (names.down,)
+        for stack, parts, kind, dimensions in (
+            (stacks.gate_up, gates_and_ups, "weight", 3),
+            (stacks.down, downs, "weight", 3),
+            (stacks.gate_up_bias, gates_and_ups, "bias", 2),
+            (stacks.down_bias, downs, "bias", 2),
+        ):
+            for name in checkpoint.names():
+                if stack is None or not name.endswith(f".{stack}") or len(checkpoint.shape(name)) != dimensions:
+                    continue
+                layer = name.removesuffix(stack)
                 self._places |= {
-                    f"{layer}.{part.format(number)}.weight": (name, number, place)
-                    for part, place in parts.items()
-                    for number in range(count)
+                    f"{layer}{part.format(number)}.{kind}": _ExpertPlace(name, layer, number, outputs)
+                    for part, outputs in zip(parts, self._shares(name, len(parts)), strict=True)
+                    for number in range(checkpoint.shape(name)[0])
                 }
-        stacked = {name for name, _, _ in self._places.values()}
+        stacked = {place.stack for place in self._places.values()}
         self._names = (checkpoint.names() - stacked) | self._places.keys()
 
     def names(self) -> frozenset[str]:
@@ -200,22 +214,47 @@ class UnstackedExperts:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """See `Checkpoint`."""
-        if name not in self._places:
+        place = self._places.get(name)
+        if place is None:
             return self._checkpoint.shape(name)
-        stack, _, place = self._places[name]
-        _, rows, width = self._checkpoint.shape(stack)
-        return len(range(rows)[place]), width
+        outputs, *inputs = self._shape_of_one(place.stack)
+        return len(range(outputs)[place.outputs]), *inputs
 
     def load(self, name: str) -> Tensor | BlockWeight:
         """See `Checkpoint`."""
-        if name not in self._places:
+        place = self._places.get(name)
+        if place is None:
             return self._checkpoint.load(name)
-        stack, number, place = self._places[name]
-        if self._last is None or self._last[0] != stack:
-            found = self._checkpoint.load(stack)
-            assert isinstance(found, Tensor), "blocks are matrices"
-            self._last = stack, found
-        return self._last[1][number, place]
+        if place.layer != self._layer:
+            self._layer, self._stacks = place.layer, {}
+        if place.stack not in self._stacks:
+            self._stacks[place.stack] = self._checkpoint.load(place.stack)
+        found = self._stacks[place.stack]
+        if isinstance(found, BlockWeight):
+            outputs = self._shape_of_one(place.stack)[0]
+            return found[place.number * outputs : (place.number + 1) * outputs][place.outputs]
+        own = found[place.number]
+        return (own.mT if self._are_transposed and own.dim() == 2 else own)[place.outputs]
+
+    def _shape_of_one(self, stack: str) -> tuple[int, ...]:
+        """Outputs of an expert's part of a tensor, and of a matrix its inputs."""
+        _, *sizes = self._checkpoint.shape(stack)
+        return tuple(reversed(sizes) if self._are_transposed else sizes)
+
+    def _shares(self, stack: str, count: int) -> list[slice]:
+        """The outputs of each of `count` matrices that lie in one."""
+        outputs = self._shape_of_one(stack)[0]
+        if self._are_interleaved:
+            return [slice(first, outputs, count) for first in range(count)]
+        return [slice(outputs * place // count, outputs * (place + 1) // count) for place in range(count)]
+
+
+def unstacked(checkpoint: Checkpoint, names: ExpertNames) -> Checkpoint:
+    """The checkpoint with tensors of each expert; as it is where none has all experts of a layer."""
+    for stacks in names.stacks:
+        if any(name.endswith(f".{stacks.gate_up}") for name in checkpoint.names()):
+            return UnstackedExperts(checkpoint, names, stacks)
+    return checkpoint
 
 
 def renamed(checkpoint: Checkpoint, rename: Rename) -> CheckpointView:

@@ -146,6 +146,7 @@ class ColumnParallel:
             qk_norm=self._qk_norm(attention.qk_norm, shares, rows[:2]),
             num_heads=len(own.heads),
             num_kv_heads=len(own.kv_heads),
+            sinks=None if attention.sinks is None else attention.sinks[own.heads.start : own.heads.stop],
         )
 
     def _qk_norm(self, norm: Norm, shares: Sequence[HeadShare], rows: Sequence[range]) -> Norm:

@@ -65,28 +65,48 @@ SANDWICH_NORMS = NormNames(
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertStacks:
+    """Names within a layer of tensors that have the weights of all its experts, one expert after the other.
+
+    Attributes:
+        gate_up: gates and ups [experts, 2 * inner, width].
+        down: what follows them [experts, width, inner].
+        gate_up_bias: [experts, 2 * inner], if the file has such.
+        down_bias: [experts, width], likewise.
+        are_transposed: whether matrices lie as [inputs, outputs].
+        are_interleaved: whether each gate's up follows it, else all gates come first.
+    """
+
+    gate_up: str
+    down: str
+    gate_up_bias: str | None = None
+    down_bias: str | None = None
+    are_transposed: bool = False
+    are_interleaved: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class ExpertNames:
     """Checkpoint names of a mixture's weights within a layer; those of one expert have its number in place of {}.
 
-    `stacks`: whole names of the tensors that have every expert's gates and ups, and what follows them, where files have such;
-    see `models.checkpoint.UnstackedExperts`.
+    `stacks`: the ways in which files hold all experts in one tensor, see `models.checkpoint.UnstackedExperts`.
     """
 
     router: str
     gate: str
     up: str
     down: str
-    stacks: tuple[str, str] | None = None
+    stacks: tuple[ExpertStacks, ...] = ()
 
 
-TRANSFORMERS_STACKS = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
+TRANSFORMERS_STACKS = ExpertStacks(gate_up="mlp.experts.gate_up_proj", down="mlp.experts.down_proj")
 OWN_EXPERTS = ExpertNames(
     router="mlp.gate",
     gate="mlp.experts.{}.gate_proj",
     up="mlp.experts.{}.up_proj",
     down="mlp.experts.{}.down_proj",
-    stacks=TRANSFORMERS_STACKS,
+    stacks=(TRANSFORMERS_STACKS,),
 )
 MIXTRAL_EXPERTS = ExpertNames(
     router="block_sparse_moe.gate",
@@ -97,7 +117,25 @@ MIXTRAL_EXPERTS = ExpertNames(
 GRANITE_EXPERTS = replace(
     MIXTRAL_EXPERTS,
     router="block_sparse_moe.router.layer",
-    stacks=("block_sparse_moe.input_linear.weight", "block_sparse_moe.output_linear.weight"),
+    stacks=(
+        ExpertStacks(gate_up="block_sparse_moe.input_linear.weight", down="block_sparse_moe.output_linear.weight"),
+    ),
+)
+_GPT_OSS_STACKS = replace(
+    TRANSFORMERS_STACKS,
+    gate_up_bias="mlp.experts.gate_up_proj_bias",
+    down_bias="mlp.experts.down_proj_bias",
+    are_interleaved=True,
+)
+GPT_OSS_EXPERTS = replace(
+    OWN_EXPERTS,
+    router="mlp.router",
+    stacks=(
+        replace(_GPT_OSS_STACKS, are_transposed=True),
+        replace(  # in MXFP4
+            _GPT_OSS_STACKS, gate_up="mlp.experts.gate_up_proj.weight", down="mlp.experts.down_proj.weight"
+        ),
+    ),
 )
 
 
@@ -109,6 +147,7 @@ class ExpertsConfig:
     num_chosen: int  # for each token
     inner_size: int  # of one expert
     sums_to_one: bool  # the weights of a token's experts, else those of all experts together
+    bias: bool = False  # on the products of the router and the experts
     names: ExpertNames = OWN_EXPERTS
 
 
@@ -135,6 +174,7 @@ class DecoderConfig:
     qk_norm: QKNorm = QKNorm.NONE
     qkv_bias: bool = False
     output_bias: bool = False
+    sinks: bool = False  # each head has a logit of its own beside those of its keys (arXiv 2309.17453)
     mlp_bias: bool = False
     experts: ExpertsConfig | None = None  # None: a layer has one MLP, of `intermediate_size`
     stored_fused: bool = False  # the checkpoint has qkv_proj and gate_up_proj
@@ -245,7 +285,13 @@ def longest_text(max_len: int, parameters: Mapping[str, Any]) -> int:
 
 
 def checked_experts(
-    num_experts: int, num_chosen: int, inner_size: int, *, sums_to_one: bool, names: ExpertNames = OWN_EXPERTS
+    num_experts: int,
+    num_chosen: int,
+    inner_size: int,
+    *,
+    sums_to_one: bool,
+    bias: bool = False,
+    names: ExpertNames = OWN_EXPERTS,
 ) -> ExpertsConfig:
     """Return the mixture of experts of these sizes.
 
@@ -258,7 +304,12 @@ def checked_experts(
             f"{MOST_EXPERTS}, of size 1 or more; {MEND}"
         )
     return ExpertsConfig(
-        num_experts=num_experts, num_chosen=num_chosen, inner_size=inner_size, sums_to_one=sums_to_one, names=names
+        num_experts=num_experts,
+        num_chosen=num_chosen,
+        inner_size=inner_size,
+        sums_to_one=sums_to_one,
+        bias=bias,
+        names=names,
     )
 
 

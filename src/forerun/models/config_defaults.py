@@ -76,6 +76,11 @@ def rope_unless_long(fields: Fields, theta: float) -> Fields | None:
     return None if parameters is None or parameters["rope_type"] == "longrope" else parameters
 
 
+def rope_if_given(fields: Fields, theta: float) -> Fields | None:
+    """Resolve the rope as `one_rope` does, but leave to transformers what a file without one has."""
+    return one_rope(fields, theta) if fields.get("rope_scaling") or fields.get("rope_parameters") else None
+
+
 def phi3_rope(fields: Fields, theta: float) -> Fields | None:
     """Resolve Phi-3's rope as `one_rope` does, but leave what is stretched in another way than LongRoPE to transformers."""
     parameters = one_rope(fields, theta)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from forerun.core.batch import ForwardBatch, ForwardResult, LayerKVSpec
 from forerun.errors import ModelError
-from forerun.models.checkpoint import Checkpoint, UnstackedExperts, WeightReader
+from forerun.models.checkpoint import Checkpoint, WeightReader, unstacked
 from forerun.models.config import OWN_EXPERTS, TRANSFORMERS_STACKS, DecoderConfig, ExpertNames, ExpertsConfig, HFConfig
 from forerun.models.families import decoder_config
 from forerun.models.input_importance import InputImportance
@@ -215,7 +215,7 @@ def build_decoder(
     if config.experts is not None:
         names = _expert_names(config, config.experts, checkpoint)
         config = replace(config, experts=replace(config.experts, names=names))
-        checkpoint = checkpoint if names.stacks is None else UnstackedExperts(checkpoint, names, names.stacks)
+        checkpoint = unstacked(checkpoint, names)
     if packing is not None and can_pack(config):
         reader = WeightReader(
             checkpoint,
@@ -241,9 +241,8 @@ def build_decoder(
 
 def _expert_names(config: DecoderConfig, experts: ExpertsConfig, checkpoint: Checkpoint) -> ExpertNames:
     """What a checkpoint calls its experts: the family's names, or transformers' own, as it saves a model in its newer form."""
-    gates_and_ups, _ = TRANSFORMERS_STACKS
-    is_newer = f"{config.root}layers.0.{gates_and_ups}" in checkpoint.names()
-    return OWN_EXPERTS if is_newer else experts.names
+    is_newer = f"{config.root}layers.0.{TRANSFORMERS_STACKS.gate_up}" in checkpoint.names()
+    return OWN_EXPERTS if is_newer and not experts.names.stacks else experts.names
 
 
 def _torch_parts(config: DecoderConfig, reader: WeightReader, columns: ColumnParallel | None) -> DecoderParts:

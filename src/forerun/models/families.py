@@ -13,6 +13,7 @@ from enum import Enum
 
 from forerun.errors import ModelError, did_you_mean, one_line
 from forerun.models.config import (
+    GPT_OSS_EXPERTS,
     GRANITE_EXPERTS,
     MEND,
     MIXTRAL_EXPERTS,
@@ -36,6 +37,7 @@ from forerun.models.config_defaults import (
     mostly_windows,
     optional_window,
     phi3_rope,
+    rope_if_given,
     rope_unless_long,
     two_ropes,
     windows_without_rope,
@@ -218,6 +220,30 @@ def _with_granites_factors(hf: HFConfig, config: DecoderConfig) -> DecoderConfig
     )
 
 
+def _gpt_oss(hf: HFConfig) -> DecoderConfig:
+    from forerun.ops.layers import SWIGLU_ALPHA, SWIGLU_LIMIT, SWIGLU_OAI
+
+    content = hf.to_dict()
+    for name, own in {"swiglu_alpha": SWIGLU_ALPHA, "swiglu_limit": SWIGLU_LIMIT}.items():
+        if content.get(name, own) != own:
+            raise NotCoveredError(f"{name}: got {content[name]}; may be {own}")
+    experts = checked_experts(
+        *(hf.num_local_experts, hf.num_experts_per_tok, hf.intermediate_size),
+        sums_to_one=True,
+        bias=True,
+        names=GPT_OSS_EXPERTS,
+    )
+    return replace(
+        common_config(hf),
+        activation=SWIGLU_OAI,
+        qkv_bias=hf.attention_bias,
+        output_bias=hf.attention_bias,
+        sinks=True,
+        windows=windows_by_layer_type(hf),
+        experts=experts,
+    )
+
+
 GATED = {"hidden_act": "silu", "tie_word_embeddings": False}
 ALL_HEADS = {"num_key_value_heads": None}  # as many as there are query heads
 OWN_HEADS = {"head_dim": None}  # the hidden size's share
@@ -228,6 +254,7 @@ EXPERT_TYPES: dict[str, tuple[type, ...]] = {
         (int,),
     ),
     "norm_topk_prob": (bool,),
+    **dict.fromkeys(("swiglu_alpha", "swiglu_limit"), (float,)),
     "mlp_only_layers": (list,),
     "clip_qkv": (float,),
 }
@@ -402,6 +429,23 @@ ROWS = (
             values=GATED | ALL_HEADS | {"attention_bias": False},
         ),
         tokenizer_json=TokenizerJson.AS_STORED,
+    ),
+    Family(
+        architecture="GptOssForCausalLM",
+        model_type="gpt_oss",
+        decoder=_gpt_oss,
+        config=ConfigDefaults(
+            needed=(
+                *("num_key_value_heads", "head_dim", "sliding_window"),
+                *("num_local_experts", "num_experts_per_tok"),
+            ),
+            types=EXPERT_TYPES,
+            values=GATED | BY_LAYER | {"attention_bias": True},
+            fill_windows=alternating_windows,
+            rope=rope_if_given,
+            theta=150_000.0,
+        ),
+        tokenizer_json=TokenizerJson.AS_STORED_UNLESS_NAMED,
     ),
 )
 

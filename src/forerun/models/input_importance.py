@@ -103,13 +103,7 @@ def attend_to_past(
     soft_cap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """`Attend` for one sequence that begins here, without a cache; sinks are no decoder's here.
-
-    Raises:
-        ValueError: there are sinks.
-    """
-    if sinks is not None:
-        raise ValueError("sinks: attention without a cache has none")
+    """`Attend` for one sequence that begins here, without a cache."""
     length, num_heads, _ = query.shape
     shared = num_heads // key.shape[1]
     keys, values = (part.float().repeat_interleave(shared, dim=1).transpose(0, 1) for part in (key, value))
@@ -118,5 +112,8 @@ def attend_to_past(
         scores = soft_cap * torch.tanh(scores / soft_cap)
     distance = torch.arange(length)[:, None] - torch.arange(length)
     hidden = (distance < 0) if window is None else (distance < 0) | (distance >= window)
-    weights = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)
+    scores = scores.masked_fill(hidden, float("-inf"))
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.float()[:, None, None].expand(-1, length, 1)], dim=-1)
+    weights = scores.softmax(dim=-1)[..., :length]
     return (weights @ values).transpose(0, 1).to(query.dtype)

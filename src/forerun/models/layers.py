@@ -13,7 +13,7 @@ from forerun.models.checkpoint import WeightReader
 from forerun.models.config import DecoderConfig, ExpertsConfig, QKNorm
 from forerun.ops.attention import Attend
 from forerun.ops.block_weight import BlockLinear
-from forerun.ops.layers import ACTIVATIONS, Activation, Linear, RMSNorm
+from forerun.ops.layers import GATINGS, Gating, Linear, RMSNorm
 from forerun.ops.rotary import Rotation, rotate
 
 Norm = Callable[[Tensor], Tensor]
@@ -69,6 +69,7 @@ class SelfAttention:
     scale: float
     window: int | None
     soft_cap: float | None
+    sinks: Tensor | None = None  # [num_heads] fp32
 
     def __call__(self, hidden: Tensor, rotation: Rotation | None, attend: Attend) -> Tensor:
         """[T, hidden_size] -> [T, hidden_size]"""
@@ -85,17 +86,18 @@ class SelfAttention:
             scale=self.scale,
             window=self.window,
             soft_cap=self.soft_cap,
+            sinks=self.sinks,
         )
         return self.output(attended.flatten(1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatedMLP:
-    """down(activation(gate(x)) * up(x)) (arXiv 2002.05202)."""
+    """down(gating(gate(x), up(x))) (arXiv 2002.05202)."""
 
     gate_up: Product
     down: Product
-    activation: Activation
+    gating: Gating
 
     @property
     def products(self) -> list[Product]:
@@ -109,7 +111,7 @@ class GatedMLP:
     def __call__(self, hidden: Tensor) -> Tensor:
         """[T, hidden_size] -> [T, hidden_size]"""
         gate, up = self.gate_up(hidden).chunk(2, dim=-1)
-        return self.down(self.activation(gate) * up)
+        return self.down(self.gating(gate, up))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,6 +276,7 @@ def read_attention(
         scale=config.attention_scale,
         window=config.windows[index],
         soft_cap=config.attention_soft_cap,
+        sinks=reader.tensor(f"{prefix}sinks", (config.num_heads,), dtype=torch.float32) if config.sinks else None,
     )
 
 
@@ -302,7 +305,7 @@ def read_mlp(reader: WeightReader, config: DecoderConfig, prefix: str) -> GatedM
     return GatedMLP(
         gate_up=_read_fused(reader, prefix, parts, width=config.hidden_size, bias=config.mlp_bias),
         down=_read_fused(reader, prefix, {"down_proj": config.hidden_size}, width=inner, bias=config.mlp_bias),
-        activation=ACTIVATIONS[config.activation],
+        gating=GATINGS[config.activation],
     )
 
 
@@ -317,13 +320,13 @@ def read_experts(reader: WeightReader, config: DecoderConfig, experts: ExpertsCo
     def expert(number: int) -> GatedMLP:
         gate, up, down = (name.format(number) for name in (names.gate, names.up, names.down))
         return GatedMLP(
-            gate_up=_read_fused(reader, prefix, {gate: inner, up: inner}, width=width, bias=False),
-            down=_read_fused(reader, prefix, {down: width}, width=inner, bias=False),
-            activation=ACTIVATIONS[config.activation],
+            gate_up=_read_fused(reader, prefix, {gate: inner, up: inner}, width=width, bias=experts.bias),
+            down=_read_fused(reader, prefix, {down: width}, width=inner, bias=experts.bias),
+            gating=GATINGS[config.activation],
         )
 
     return MixtureOfExperts(
-        router=_read_fused(reader, prefix, {names.router: experts.num_experts}, width=width, bias=False),
+        router=_read_fused(reader, prefix, {names.router: experts.num_experts}, width=width, bias=experts.bias),
         experts=[expert(number) for number in range(experts.num_experts)],
         num_chosen=experts.num_chosen,
         sums_to_one=experts.sums_to_one,

@@ -226,8 +226,11 @@ def _expert_shapes(config: DecoderConfig, experts: ExpertsConfig) -> dict[str, t
     for number in range(experts.num_experts):
         of_layer |= {name.format(number): (inner, width) for name in (names.gate, names.up)}
         of_layer[names.down.format(number)] = (width, inner)
+    tensors: dict[str, tuple[int, ...]] = {f"{name}.weight": shape for name, shape in of_layer.items()}
+    if experts.bias:
+        tensors |= {f"{name}.bias": shape[:1] for name, shape in of_layer.items()}
     return {
-        f"{config.root}layers.{layer}.{name}.weight": shape
+        f"{config.root}layers.{layer}.{name}": shape
         for layer in range(config.num_layers)
-        for name, shape in of_layer.items()
+        for name, shape in tensors.items()
     }

@@ -26,7 +26,7 @@ from forerun.ops.native.formats import OTHER_DTYPES, WEIGHT_FORMATS, lossless_fo
 from forerun.ops.native.formats.base import PackedWeight, WeightFormat
 from forerun.ops.native.formats.blocks import rounding_rows
 from forerun.ops.native.layers import (
-    ACTIVATION_CODES,
+    GATING_CODES,
     NativeExperts,
     NativeLayer,
     NativeLayers,
@@ -225,10 +225,10 @@ class Packing:
             key_norm_width=config.head_dim * (1 if per_head else config.num_kv_heads),
             norm_eps=config.norm_eps,
             residual_scale=layer.residual_scale,
-            activation=ACTIVATION_CODES[config.activation],
+            gating=GATING_CODES[config.activation],
             starts_normed=isinstance(layer, WideLayer) and layer.starts_normed,
         )
-        whole = NativeLayer(struct=struct, weights=weights, norms=norms, experts=experts)
+        whole = NativeLayer(struct=struct, weights=weights, norms=norms, experts=experts, sinks=attention.sinks)
         if self.num_ranks == 1:
             return whole
         return part_of_layer(self.kernels, whole, Shard(config, self.rank, self.num_ranks), self._arena)

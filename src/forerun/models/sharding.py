@@ -134,7 +134,8 @@ def part_of_layer(kernels: Kernels, layer: NativeLayer, shard: Shard, arena: Are
     struct = LayerStruct.from_buffer_copy(layer.struct)
     struct.attention.num_heads = len(shard.heads)
     struct.attention.num_kv_heads = len(shard.kv_heads)
-    return NativeLayer(struct=struct, weights=weights, norms=norms)
+    sinks = None if layer.sinks is None else layer.sinks[shard.heads.start : shard.heads.stop]
+    return NativeLayer(struct=struct, weights=weights, norms=norms, sinks=sinks)
 
 
 def part_of_head(head: PackedLinear, shard: Shard, arena: Arena) -> PackedWeight:

@@ -23,6 +23,28 @@ ACTIVATIONS: dict[str, Activation] = {
 }
 """Activation functions of gated MLPs, by the names that model configurations use."""
 
+SWIGLU_OAI = "swiglu_oai"
+SWIGLU_LIMIT, SWIGLU_ALPHA = 7.0, 1.702
+
+
+def swiglu_oai(gate: Tensor, up: Tensor) -> Tensor:
+    """gpt-oss's gating (arXiv 2508.10925): the gate is held below a limit, the up on both sides, and one is added to it."""
+    gate, up = gate.clamp(max=SWIGLU_LIMIT), up.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT)
+    return gate * torch.sigmoid(SWIGLU_ALPHA * gate) * (up + 1)
+
+
+def _activated(activation: Activation, gate: Tensor, up: Tensor) -> Tensor:
+    return activation(gate) * up
+
+
+Gating = Callable[[Tensor, Tensor], Tensor]
+"""Makes of gates and their ups what the last product of a gated MLP reads."""
+
+GATINGS: dict[str, Gating] = {name: functools.partial(_activated, one) for name, one in ACTIVATIONS.items()} | {
+    SWIGLU_OAI: swiglu_oai
+}
+"""By the names of activations, which multiply the up, and of what is more than that."""
+
 
 @dataclass(frozen=True, slots=True)
 class Linear:

@@ -137,7 +137,7 @@ def test_no_experts_of_an_architecture_that_has_some_are_told_as_a_number(tmp_pa
 def test_an_unknown_architecture_is_named_with_what_is_inside(tmp_path):
     said = refusal(save(tmp_path, "clip"))
     assert "GGUF: 2 tensors F32" in said
-    assert "architecture 'clip' is not known; known: gemma2, gemma3, granite, granitemoe, llama, " in said
+    assert "architecture 'clip' is not known; known: gemma2, gemma3, gpt-oss, granite, granitemoe, llama, " in said
     assert said.count("gemma2") == 1
 
 

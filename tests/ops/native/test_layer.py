@@ -11,7 +11,7 @@ from forerun.models.decoder import TorchLayers
 from forerun.models.layers import GatedMLP, SelfAttention, WideLayer, unchanged
 from forerun.models.packing import Packing
 from forerun.ops.attention.naive import NaiveAttention
-from forerun.ops.layers import ACTIVATIONS, Linear, RMSNorm
+from forerun.ops.layers import GATINGS, Linear, RMSNorm
 from forerun.ops.native.attention import NativeAttention
 from forerun.ops.rotary import Rotation
 from tests.models.random_decoders import exact_decoder, native_decoder
@@ -155,9 +155,7 @@ def wide_layer(decoder, *, starts_normed):
         soft_cap=None,
     )
     inner = config.intermediate_size
-    mlp = GatedMLP(
-        gate_up=linear(2 * inner, width), down=linear(width, inner), activation=ACTIVATIONS[config.activation]
-    )
+    mlp = GatedMLP(gate_up=linear(2 * inner, width), down=linear(width, inner), gating=GATINGS[config.activation])
     return WideLayer(
         attention=attention,
         mlp=mlp,

@@ -7,7 +7,7 @@ import platform
 import pytest
 import torch
 
-from forerun.ops.layers import ACTIVATIONS
+from forerun.ops.layers import GATINGS
 from forerun.ops.native.attention import NativeAttention
 from tests.block_products import packed
 from tests.blocks import every_block_format, tame_blocks
@@ -58,11 +58,11 @@ def test_products_of_blocks_with_rounded_rows_have_the_same_bits(one, other, nam
 
 
 @two_alike
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_activations_have_the_same_bits(one, other, activation):
+@pytest.mark.parametrize("gating", GATINGS)
+def test_gates_have_the_same_bits(one, other, gating):
     gates = torch.cat([torch.linspace(-100, 100, 2001), torch.logspace(-30, 4, 60), -torch.logspace(-30, 4, 60)])
     ups = torch.randn(len(gates), generator=generator(0))
-    assert torch.equal(native_gate(one, gates, ups, activation), native_gate(other, gates, ups, activation))
+    assert torch.equal(native_gate(one, gates, ups, gating), native_gate(other, gates, ups, gating))
 
 
 @two_alike

@@ -12,7 +12,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from forerun.errors import ModelError, did_you_mean
-from forerun.models.config import GRANITE_EXPERTS, MIXTRAL_EXPERTS, OWN_EXPERTS, ExpertNames, NotCoveredError
+from forerun.models.config import (
+    GPT_OSS_EXPERTS,
+    GRANITE_EXPERTS,
+    MIXTRAL_EXPERTS,
+    OWN_EXPERTS,
+    ExpertNames,
+    NotCoveredError,
+)
 from forerun.models.config_defaults import ORIGINAL
 from forerun.models.gguf.file import GGUFFile
 
@@ -28,11 +35,13 @@ PARTS = {
     "attn_output": "self_attn.o_proj",
     "attn_q_norm": "self_attn.q_norm",
     "attn_k_norm": "self_attn.k_norm",
+    "attn_sinks": "self_attn.sinks",
     "ffn_norm": "post_attention_layernorm",
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+WITHOUT_KIND = "self_attn.sinks"  # a tensor of one kind, which the decoder's name does not say
 POST_NORM_PARTS = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
 SANDWICH_NORM_PARTS = {**POST_NORM_PARTS, "ffn_norm": "pre_feedforward_layernorm"}
 ROUTER, GATES, UPS, DOWNS = "ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"
@@ -61,6 +70,7 @@ class GGUFArchitecture:
         name: llama.cpp's, in `general.architecture`.
         model_type: transformers', of its family.
         fields: what this family's configuration has besides the fields of all.
+        yarn: likewise of the parameters of a rope that yarn stretches.
         parts: the decoder's names of what a layer consists of, where they differ from `PARTS`.
         has_pairs: whether rows of queries and keys lie as (first, second) of each rotated pair, not all firsts before all seconds.
         norm_offset: what is added to the weights of norms in the file.
@@ -69,6 +79,7 @@ class GGUFArchitecture:
     name: str
     model_type: str
     fields: Callable[[GGUFFile], Fields] = _nothing
+    yarn: Fields = field(default_factory=dict)
     parts: dict[str, str] = field(default_factory=dict)
     has_pairs: bool = False
     norm_offset: float = 0.0
@@ -80,7 +91,10 @@ class GGUFArchitecture:
         """
         if found := LAYER_TENSOR.fullmatch(stored):
             part = (PARTS | self.parts).get(found["part"])
-            return stored if part is None else f"model.layers.{found['layer']}.{part}.{found['kind']}"
+            if part is None:
+                return stored
+            own = f"model.layers.{found['layer']}.{part}"
+            return own if part == WITHOUT_KIND else f"{own}.{found['kind']}"
         found = OTHER_TENSOR.fullmatch(stored)
         return stored if found is None or found["part"] not in PLACES else f"{PLACES[found['part']]}.{found['kind']}"
 
@@ -134,6 +148,14 @@ def _qwen3moe(file: GGUFFile) -> Fields:
 
 def _olmoe(file: GGUFFile) -> Fields:
     return _experts(file) | {"norm_topk_prob": False}
+
+
+def _gpt_oss(file: GGUFFile) -> Fields:
+    return _experts(file) | {
+        "attention_bias": "blk.0.attn_q.bias" in file.tensors,
+        "intermediate_size": file.own.integer("expert_feed_forward_length"),
+        "sliding_window": file.own.integer("attention.sliding_window"),
+    }
 
 
 def _smollm3(file: GGUFFile) -> Fields:
@@ -234,6 +256,13 @@ _ROWS = (
         fields=_granitemoe,
         parts=_expert_parts(GRANITE_EXPERTS),
         has_pairs=True,
+    ),
+    GGUFArchitecture(
+        name="gpt-oss",
+        model_type="gpt_oss",
+        fields=_gpt_oss,
+        yarn={"truncate": False},  # as OpenAI's own code; no metadata says it
+        parts={"post_attention_norm": "post_attention_layernorm", **_expert_parts(GPT_OSS_EXPERTS)},
     ),
 )
 

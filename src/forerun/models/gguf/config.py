@@ -190,6 +190,8 @@ def _rope(file: GGUFFile, row: GGUFArchitecture) -> Fields:
     """The rotary embedding of all layers, or of those without a window."""
     own = file.own
     parameters: Fields = {"rope_theta": own.number("rope.freq_base", 10_000.0), **_rope_scaling(file)}
+    if parameters["rope_type"] == "yarn":
+        parameters |= row.yarn
     head_dim = own.integer(
         "attention.key_length", own.integer("embedding_length") // own.integer("attention.head_count")
     )

@@ -32,6 +32,10 @@ some take them for ordinary words. See `end_tokens`."""
 GEMMA = ("gemma", "gemma2", "gemma3")
 """Architectures with Gemma's vocabulary."""
 
+NO_END_TOKENS = dict.fromkeys(GEMMA, ("</s>",)) | {"gpt-oss": ("<|end|>",)}
+"""By architecture, those that end none there: in Gemma's vocabulary </s> is one of HTML's tags, as </strong> is; gpt-oss writes
+<|end|> between what it thinks and what it says."""
+
 BETWEEN = "\0"  # words; a vocabulary with such a word is not kept
 WORDS = "words"  # in the file: UTF-8, [bytes] uint8
 MERGES = "merges"  # in the file: ids of their two parts, [merges, 2] int32
@@ -39,8 +43,9 @@ MOST_BYTES = 1 << 25  # of both: Gemma 3's take 4.5 MB; there may be room for th
 
 
 def end_tokens(file: GGUFFile) -> list[str]:
-    """The words that end an answer in this file's vocabulary; in Gemma's, </s> is one of HTML's tags, as </strong> is."""
-    return [word for word in END_TOKENS if word != "</s>" or file.architecture not in GEMMA]
+    """The words that end an answer in this file's vocabulary."""
+    others = NO_END_TOKENS.get(file.architecture, ())
+    return [word for word in END_TOKENS if word not in others]
 
 
 @dataclass(frozen=True, slots=True)

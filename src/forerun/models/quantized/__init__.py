@@ -9,11 +9,13 @@ from forerun.models.quantized.awq import read_awq
 from forerun.models.quantized.compressed_tensors import read_compressed_tensors
 from forerun.models.quantized.gptq import read_gptq
 from forerun.models.quantized.layout import MethodReader, QuantizedLayout
+from forerun.models.quantized.mxfp4 import read_mxfp4
 
 METHODS: dict[str, MethodReader] = {
     "awq": read_awq,
     "compressed-tensors": read_compressed_tensors,
     "gptq": read_gptq,
+    "mxfp4": read_mxfp4,
 }
 """What reads a method's settings, by the name in the configuration's `quantization_config`."""
 

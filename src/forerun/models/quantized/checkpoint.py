@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from dataclasses import replace
 
@@ -15,7 +16,8 @@ from forerun.ops.block_weight import BlockWeight
 class QuantizedCheckpoint:
     """A `Checkpoint` that makes one weight of the several tensors in which each is stored.
 
-    "layers.0.mlp.up_proj.qweight", "....scales" and so on become "layers.0.mlp.up_proj.weight"; all other tensors stay.
+    "layers.0.mlp.up_proj.qweight", "....scales" and so on become "layers.0.mlp.up_proj.weight", as do
+    "layers.0.mlp.experts.down_proj_blocks" and "..._scales"; all other tensors stay.
     """
 
     def __init__(self, checkpoint: TensorSource, layout: QuantizedLayout) -> None:
@@ -29,14 +31,14 @@ class QuantizedCheckpoint:
         self.facts = replace(checkpoint.facts, is_mixed=True)
         self._kinds = {**layout.optional, **layout.needed}
         names = checkpoint.names()
-        modules = {name.removesuffix(f".{layout.main}") for name in names if name.endswith(f".{layout.main}")}
+        part = re.compile(rf"(?P<module>.+)[._](?P<suffix>{'|'.join(self._kinds)})")
+        places = {name: (found["module"], found["suffix"]) for name in names if (found := part.fullmatch(name))}
+        modules = {module for module, suffix in places.values() if suffix == layout.main}
         self._parts: dict[str, dict[str, str]] = defaultdict(dict)  # weight -> suffix -> tensor
-        taken = set()
-        for name in names:
-            module, _, suffix = name.rpartition(".")
-            if module in modules and suffix in self._kinds:
+        for name, (module, suffix) in places.items():
+            if module in modules:
                 self._parts[f"{module}.weight"][suffix] = name
-                taken.add(name)
+        taken = {name for parts in self._parts.values() for name in parts.values()}
         self._names = (names - taken) | self._parts.keys()
         for weight, parts in sorted(self._parts.items()):
             absent = sorted(layout.needed.keys() - parts.keys())

@@ -61,7 +61,10 @@ Kinds = Mapping[str, PartKind]
 
 
 class QuantizedLayout(Protocol):
-    """How a checkpoint stores a weight [outputs, inputs] in several tensors: a module's, each with a suffix of its own."""
+    """How a checkpoint stores a weight [outputs, inputs] in several tensors: a module's, each with a suffix of its own.
+
+    Or the weights of a layer's experts, [experts * outputs, inputs], whose tensors join their suffixes by an underscore.
+    """
 
     main: ClassVar[str]
     """The suffix by which a quantized module is known."""
@@ -76,8 +79,8 @@ class QuantizedLayout(Protocol):
         """Those that some have."""
         ...
 
-    def shape(self, shapes: Shapes) -> tuple[int, int]:
-        """Return a weight's shape from those of its parts."""
+    def shape(self, shapes: Shapes) -> tuple[int, ...]:
+        """Return a weight's shape from those of its parts: [outputs, inputs], or [experts, outputs, inputs]."""
         ...
 
     def load(self, name: str, parts: Parts) -> BlockWeight | Tensor:

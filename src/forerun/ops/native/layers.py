@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from forerun.core.batch import Candidates, CandidateTensors
+from forerun.ops.layers import SWIGLU_OAI
 from forerun.ops.native.attention import NativePass, rotation_structs
 from forerun.ops.native.formats.base import PackedWeight, read_outputs
 from forerun.ops.native.library import Kernels
@@ -18,7 +19,7 @@ from forerun.ops.native.structs import ExpertsStruct, LayerStruct
 from forerun.ops.rotary import Rotation
 
 NO_LAYERS: frozenset[int] = frozenset()
-ACTIVATION_CODES = {"silu": 0, "gelu": 1, "gelu_pytorch_tanh": 2}  # `Activation` of csrc/functions.h
+GATING_CODES = {"silu": 0, "gelu": 1, "gelu_pytorch_tanh": 2, SWIGLU_OAI: 3}  # `Gating` of csrc/functions.h
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +187,7 @@ class NativeLayer:
     weights: Mapping[str, PackedWeight]
     norms: Mapping[str, Tensor]
     experts: NativeExperts | None = None  # None: it has one MLP
+    sinks: Tensor | None = None  # [num_heads] fp32, see `Attend`
 
     def __post_init__(self) -> None:
         """Write the addresses to `struct`, whose sizes and rules are given."""
@@ -195,6 +197,8 @@ class NativeLayer:
             setattr(self.struct, name, norm.data_ptr())
         if self.experts is not None:
             self.struct.experts = addressof(self.experts.struct)
+        if self.sinks is not None:
+            self.struct.attention.sinks = self.sinks.data_ptr()
 
     @property
     def all_weights(self) -> list[PackedWeight]:

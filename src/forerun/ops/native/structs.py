@@ -10,7 +10,7 @@ import torch
 TILE = 32
 """Outputs that lie side by side: `kTile` of csrc/matmul.h."""
 
-INTERFACE_VERSION = 17
+INTERFACE_VERSION = 18
 """`kInterfaceVersion` of csrc/cpu.cpp."""
 
 STORAGE = {torch.float32: 0, torch.bfloat16: 1}
@@ -108,7 +108,7 @@ class LayerStruct(Structure):
         ("key_norm_width", c_int64),
         ("norm_eps", c_float),
         ("residual_scale", c_float),
-        ("activation", c_int32),
+        ("gating", c_int32),
         ("starts_normed", c_int32),
     ]
 

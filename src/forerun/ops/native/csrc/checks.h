@@ -115,8 +115,8 @@ inline void check_norm(const float* weight, int64_t norm_width, int64_t width) {
     require(!weight || (norm_width > 0 && width % norm_width == 0), "a norm's width does not divide its heads");
 }
 
-inline void check_activation(int32_t activation) {
-    require(activation >= kSilu && activation <= kGeluTanh, "the activation is unknown");
+inline void check_gating(int32_t gating) {
+    require(gating >= kSilu && gating <= kSwigluOai, "the gating is unknown");
 }
 
 inline void check_layer_weight(const Weight& weight, int32_t storage) {
@@ -148,7 +148,7 @@ inline void check_part(const Layer& layer, int32_t storage) {
     const AttentionShape& shape = layer.attention;
     for (const Weight* weight : {&layer.qkv, &layer.output}) check_layer_weight(*weight, storage);
     check_attention(shape);
-    check_activation(layer.activation);
+    check_gating(layer.gating);
     require(is_size(layer.width) && is_size(layer.beside_width), "a layer's width is out of range");
     require(layer.qkv.inputs == layer.beside_width + layer.width, "the first product does not take the layer's rows");
     require(layer.qkv.outputs >= (static_cast<int64_t>(shape.num_heads) + shape.num_kv_heads) * shape.key_dim +

@@ -26,7 +26,7 @@ namespace forerun {
 namespace {
 
 // To be raised, here and in structs.py, with every change of an exported function or of a structure that it reads.
-constexpr int32_t kInterfaceVersion = 17;
+constexpr int32_t kInterfaceVersion = 18;
 
 #if defined(__AMX_BF16__)
 constexpr char kLevel[] = "amx";
@@ -345,13 +345,13 @@ EXPORT int32_t forerun_rotate(float* rows, const Rotation* rotation, int64_t num
     });
 }
 
-// out = activation(gates) * ups, all [count] fp32.
-EXPORT int32_t forerun_gate(const float* gates, const float* ups, int64_t count, int32_t activation, float* out) {
+// out = gated(gates, ups), all [count] fp32.
+EXPORT int32_t forerun_gate(const float* gates, const float* ups, int64_t count, int32_t gating, float* out) {
     return guarded([&] {
-        check_activation(activation);
+        check_gating(gating);
         for (int64_t i = 0; i < count; i += kLanes) {
             const int lanes = static_cast<int>(std::min<int64_t>(kLanes, count - i));
-            store_first(out + i, activate(load_first(gates + i, lanes), activation) * load_first(ups + i, lanes), lanes);
+            store_first(out + i, gated(load_first(gates + i, lanes), load_first(ups + i, lanes), gating), lanes);
         }
     });
 }

@@ -35,7 +35,7 @@ inline F16 tanh(F16 x) {
     return load(far);
 }
 
-enum Activation : int32_t { kSilu = 0, kGelu = 1, kGeluTanh = 2 };
+enum Gating : int32_t { kSilu = 0, kGelu = 1, kGeluTanh = 2, kSwigluOai = 3 };
 
 inline F16 activate(F16 x, int32_t activation) {
     if (activation == kSilu) return x * sigmoid(x);
@@ -47,6 +47,13 @@ inline F16 activate(F16 x, int32_t activation) {
     store(lanes, x);
     for (float& lane : lanes) lane = 0.5f * lane * (1.0f + std::erf(lane * 0.70710678f));
     return load(lanes);
+}
+
+// What the last product of a gated MLP reads; NaN stays NaN. gpt-oss's: arXiv 2508.10925.
+inline F16 gated(F16 gate, F16 up, int32_t gating) {
+    if (gating != kSwigluOai) return activate(gate, gating) * up;
+    const F16 limit = splat(7.0f), below = min(limit, gate), between = min(limit, max(splat(-7.0f), up));
+    return below * sigmoid(splat(1.702f) * below) * (between + splat(1.0f));
 }
 
 inline F16 soft_cap(F16 x, float cap) { return cap > 0.0f ? splat(cap) * tanh(x / splat(cap)) : x; }

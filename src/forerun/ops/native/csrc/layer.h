@@ -31,7 +31,7 @@ struct Layer {
     int64_t key_norm_width;
     float norm_eps;
     float residual_scale;
-    int32_t activation;
+    int32_t gating;
     int32_t starts_normed;  // a layer with a part beside: its residual stream starts from the normed rows
 };
 
@@ -252,7 +252,7 @@ class LayerCall {
         normalise(member, out_, last_rows, layer_.mlp_in);
         if (layer_.experts) return add_experts(member, *layer_.experts);
         project(member, layer_.gate_up, inputs_, last_rows, [&](int64_t row, int64_t output, F16 gate, F16 up) {
-            store_part(activated_, row, layer_.down.inputs, output / 2, activate(gate, layer_.activation) * up);
+            store_part(activated_, row, layer_.down.inputs, output / 2, gated(gate, up, layer_.gating));
         });
         add_projection(member, layer_.down, activated_, out_, layer_.mlp_out);
     }
@@ -289,7 +289,7 @@ class LayerCall {
             std::copy_n(inputs_ + assignments.row_of(assignment) * width, width, gathered_ + assignment * width);
         team_.barrier();
         project_assigned(member, experts.gate_up, gathered_, [&](int64_t assignment, int64_t output, F16 gate, F16 up) {
-            store_part(activated_, assignment, inner, output / 2, activate(gate, layer_.activation) * up);
+            store_part(activated_, assignment, inner, output / 2, gated(gate, up, layer_.gating));
         });
         project_assigned(member, experts.down, activated_, [&](int64_t assignment, int64_t output, F16 first, F16 second) {
             store_part(update_, assignment, width, output, first);

@@ -123,8 +123,7 @@ class ShardedLayerCall {
     void project(int member, const Weight& weight, const Stored* rows, const Outputs& to) {
         const auto finish = [&](int64_t row, int64_t output, F16 first, F16 second) {
             if (!to.sums) {
-                const F16 activated = activate(first, layer_.activation) * second;
-                return store_part(activated_, row, to.width, to.first + output / 2, activated);
+                return store_part(activated_, row, to.width, to.first + output / 2, gated(first, second, layer_.gating));
             }
             store_part(to.sums, row, to.width, to.first + output, first);
             store_part(to.sums, row, to.width, to.first + output + kLanes, second);
