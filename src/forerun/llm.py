@@ -29,10 +29,10 @@ from forerun.engine.stats import EngineStats, Metric
 from forerun.errors import ConfigError, ModelError, RequestError, UnknownKeyError, did_you_mean, refuse_unknown_keys
 from forerun.executor.local import LocalExecutor
 from forerun.models.base import LoadedTarget
+from forerun.models.chat.conversation import lay_out
 from forerun.models.generation_config import SamplingDefaults
 from forerun.models.store import resolve_model
 from forerun.models.tokenizer import Tokenizer
-from forerun.models.tools.conversation import lay_out
 
 logger = logging.getLogger(__name__)
 

@@ -41,6 +41,7 @@ def test_arguments_of_vllms_that_ask_for_nothing_are_taken():
         ),
         ("pipeline_parallel_size", True, "may be 1"),
         ("revision", "v1.0", "give its folder as model"),
+        ("reasoning_parser", "qwen3", "give it to forerun serve"),
         ("swap_space", "4", "may be any int or any float"),
         ("hf_overrides", np.arange(3), "may be None or {}"),
     ],

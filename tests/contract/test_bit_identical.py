@@ -103,9 +103,7 @@ def test_weights_of_any_format_give_the_bits_of_plain_decoding_alone(weights):
 def target_with_experts(architecture, quantization):
     kernels = native_target().kernels
     with tempfile.TemporaryDirectory() as folder:
-        path = save_tiny_model(
-            Path(folder), architecture, seed=1, vocab_size=VOCAB_SIZE, max_position_embeddings=1024
-        )
+        path = save_tiny_model(Path(folder), architecture, seed=1, vocab_size=VOCAB_SIZE, max_position_embeddings=1024)
         packing = Packing.choose(kernels, dtype=BF16, quantization=quantization)
         model = load_model(path, dtype=BF16, device=torch.device("cpu"), packing=packing)
     return replace(native_target(), model=model)

@@ -84,6 +84,7 @@ def test_what_is_not_unicode_text_is_a_request_error(tokenizer, text):
 def test_vocabulary_and_special_ids_are_those_of_the_files(tokenizer):
     assert (tokenizer.vocab_size, tokenizer.bos_token_id, tokenizer.eos_token_id) == (264, 0, IM_END)
     assert tokenizer.token_text(IM_END) == "<|im_end|>"
+    assert (tokenizer.id_of("<|im_end|>"), tokenizer.id_of("<|im_start|><|im_end|>")) == (IM_END, None)
 
 
 def test_the_vocabulary_is_counted_once(tokenizer):

@@ -84,7 +84,7 @@ def check_events(told, item):
     pieces = [event["delta"] for event in told if event["type"].endswith(".delta")]
     logprobs = [entry for event in told if event["type"].endswith(".delta") for entry in event.get("logprobs", ())]
     assert added["item"] == item | {"status": "in_progress"} | (
-        {"content": []} if item["type"] == "message" else {"arguments": ""}
+        {"arguments": ""} if item["type"] == "function_call" else {"content": []}
     )
     assert item_done["item"] == item
     if item["type"] == "message":
@@ -96,6 +96,14 @@ def check_events(told, item):
         assert begun[0]["part"] == part | {"text": "", "logprobs": []}
         assert (begun[-1]["text"], begun[-1]["logprobs"], done["part"]) == (part["text"], part["logprobs"], part)
         assert ("".join(pieces), logprobs) == (part["text"], part["logprobs"])
+    elif item["type"] == "reasoning":
+        (part,) = item["content"]
+        assert kinds == [
+            *("output_item.added", "content_part.added", *["reasoning_text.delta"] * len(pieces)),
+            *("reasoning_text.done", "content_part.done", "output_item.done"),
+        ]
+        assert begun[0]["part"] == part | {"text": ""}
+        assert (begun[-1]["text"], done["part"], "".join(pieces)) == (part["text"], part, part["text"])
     else:
         assert kinds == [
             *("output_item.added", *["function_call_arguments.delta"] * len(pieces)),

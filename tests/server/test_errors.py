@@ -71,6 +71,7 @@ def refusal(server, path, body):
         ({"n": "2"}, "n"),
         ({"n": True}, "n"),
         ({"best_of": 3}, "best_of"),
+        ({"best_of": 10**1000}, "best_of"),
         ({"temperature": -1}, "temperature"),
         ({"temperature": "hot"}, "temperature"),
         ({"top_p": 0}, "top_p"),
@@ -131,6 +132,7 @@ def refusal(server, path, body):
 def test_a_bad_completion_request_is_told_what_to_change(plain, fields, param):
     status, error = refusal(plain, "/v1/completions", TEXT | fields)
     assert (status, error["type"], error["param"]) == (400, "invalid_request_error", param)
+    assert len(error["message"]) < 500
     assert plain.post("/v1/completions", TEXT)["choices"]
 
 

@@ -14,6 +14,8 @@ import pytest
 
 from forerun.engine.adaptive import AdaptiveLength
 from forerun.engine.speculation import SpeculationReport
+from forerun.models.chat.events import Content, Reasoning, TextReader
+from forerun.models.chat.reasoning import THINK, Place, ReasoningReader
 from forerun.server.page import PAGE, policy_of
 from tests.server.served import CHAT, PROMPT, chat_llm, served
 
@@ -252,14 +254,17 @@ const elements = {}, $ = (id) => (elements[id] ??= new Element());
 globalThis.document = { getElementById: $, createElement: () => new Element(), addEventListener() {} };
 globalThis.sessionStorage = { getItem: () => null };
 const bodies = [];
-const chunk = (content) => `data: ${JSON.stringify({ choices: [{ delta: { content }, forerun: { origins: [], pieces: [] } }] })}\\n\\n`;
+const piece = (text) => ({ text, origin: "bonus", drafter: null, position: null });
+const chunkOf = (delta, text) => `data: ${JSON.stringify({ choices: [{ delta, forerun: { origins: [], pieces: text ? [piece(text)] : [], by_drafter: {} } }] })}\\n\\n`;
+const chunk = (content) => chunkOf({ content }, content);
+const thought = (reasoning_content) => (reasoning_content ? chunkOf({ reasoning_content }, reasoning_content) : "");
 globalThis.fetch = async (path, { body }) => {
   if (path === "v1/models") return Response.json({ data: [{ id: "m", forerun: { speculation: null } }] });
   if (path === "metrics") return new Response("");
   bodies.push(JSON.parse(body));
-  const { answer, cut, error } = data[bodies.length - 1];
+  const { answer, reasoning, cut, error } = data[bodies.length - 1];
   if (answer === null) return Response.json({ error: { message: "too long", ...error } }, { status: 400 });
-  return new Response(chunk(answer) + (cut ? "" : "data: [DONE]\\n\\n"));
+  return new Response(thought(reasoning) + chunk(answer) + (cut ? "" : "data: [DONE]\\n\\n"));
 };
 const settled = async () => { do await new Promise((then) => setTimeout(then, 5)); while ($("send").disabled); };
 const ask = (text) => { $("prompt").value = text; $("ask").listeners.submit($("ask")); return settled(); };
@@ -306,6 +311,47 @@ def test_where_fewer_tokens_fit_than_the_field_says_as_many_as_fit_are_asked_for
     error = {"code": "context_length_exceeded", "param": "max_tokens"}
     said, log, limits = evaluate(TALK + code, [{"answer": None, "error": error}, {"answer": "yes"}])
     assert (said, log, limits) == (["one"], [["you", 2], ["assistant", 3]], [8, None])
+
+
+@pytest.mark.parametrize(
+    ("text", "reasoning", "content"),
+    [
+        ("<think>\nHm, so.\n</think>\n\nYes, this.", "<think>\nHm, so.\n</think>\n\n", "Yes, this."),
+        ("<think></think>Yes.", "<think></think>", "Yes."),
+        ("Yes.", "", "Yes."),
+        ("  Yes.", "", "  Yes."),
+        ("<think>Hm", "<think>Hm", ""),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 3, 100])
+def test_pieces_of_reasoning_are_told_from_those_of_the_answer(text, reasoning, content, size):
+    reader, steps = ReasoningReader(THINK, Place.START, TextReader()), []
+    for begin in range(0, len(text), size):
+        part = text[begin : begin + size]
+        events = reader.push(part, finished=begin + size >= len(text))
+        delta = {
+            name: "".join(event.text for event in events if isinstance(event, kind))
+            for name, kind in (("reasoning_content", Reasoning), ("content", Content))
+        }
+        steps.append({"pieces": [{"text": one} for one in part], "delta": delta})
+    code = (
+        "const split = new Split(), told = { reasoning: '', content: '' };"
+        "for (const { pieces, delta } of data) for (const [kind, some] of Object.entries(split.push(pieces, delta)))"
+        " told[kind] += some.map((piece) => piece.text).join('');"
+        "return told"
+    )
+    assert evaluate(code, steps) == {"reasoning": reasoning, "content": content}
+
+
+def test_reasoning_is_shown_above_the_answer_and_goes_back_with_it():
+    code = (
+        'await ask("one"); const [, body, folding] = $("log").children[1].children; await ask("two");'
+        "return [folding.open, folding.children.map((one) => one.textContent), bodies[1].messages[1]]"
+    )
+    answers = [{"answer": "Yes.", "reasoning": "Hm."}, {"answer": "No."}]
+    is_open, texts, sent = evaluate(TALK + code, answers)
+    assert (is_open, texts[0]) == (False, "Reasoning")
+    assert sent == {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm."}
 
 
 def test_each_drafter_keeps_its_colour():

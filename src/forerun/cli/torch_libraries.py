@@ -22,7 +22,7 @@ LOADED_FIRST = (
 
 NEED_NO_TORCH = (
     *("forerun.config.drafter_config", "forerun.engine.engine", "forerun.models.tokenizer"),
-    *("forerun.models.tools.conversation", "tqdm.auto"),
+    *("forerun.models.chat.conversation", "tqdm.auto"),
 )
 """What an engine is made of and can be imported while torch's libraries are being opened."""
 

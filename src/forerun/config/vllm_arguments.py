@@ -93,6 +93,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 INSTEAD: Mapping[str, str] = {
     "chat_template": "give it to chat",
     "logits_processors": "put functions into SamplingParams",
+    "reasoning_parser": "give it to forerun serve; offline a text is what the model wrote",
     "revision": "download it and give its folder as model",
     "spec_method": "put it into speculative_config",
     "spec_model": "put it into speculative_config",

@@ -78,13 +78,17 @@ def to_lark(tag: Mapping[str, Any], *, special_tokens: Mapping[str, int], eos_to
         RequestError: it is no structural tag, or holds a format that is not known.
     """
     try:
-        return _Writer(special_tokens, eos_token_ids).grammar(_format(tag))
+        return _Writer(special_tokens, eos_token_ids).grammar(format_of(tag))
     except RecursionError as error:
         raise RequestError("structural_tag: is nested too deeply; flatten it") from error
 
 
-def _format(tag: Mapping[str, Any]) -> Any:
-    """The format of a structural tag; the older form is written as the newer one."""
+def format_of(tag: Mapping[str, Any]) -> Any:
+    """The format of a structural tag; the older form is written as the newer one.
+
+    Raises:
+        RequestError: it is no structural tag.
+    """
     if tag.get("type", "structural_tag") != "structural_tag":
         raise _refusal("the type must be structural_tag; put a format under the key format", tag["type"])
     if "format" in tag:

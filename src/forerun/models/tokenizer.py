@@ -61,6 +61,11 @@ class Tokenizer:
         tokens: dict[str, int] = self._backend.get_vocab(with_added_tokens=True)
         return tokens
 
+    def id_of(self, token: str) -> int | None:
+        """The id of a token by its string, without a table of all of them; None where there is none."""
+        token_id: int | None = self._backend.token_to_id(token)
+        return token_id
+
     @cached_property
     def most_characters_per_token(self) -> int | None:
         """The characters of a text that a token stands for at most; None where that is not known.
@@ -275,8 +280,7 @@ class Tokenizer:
     def _special_id(self, name: str) -> int | None:
         """Return the id of a special token, or None."""
         token = self._parts.special_tokens.get(name)
-        token_id: int | None = None if token is None else self._backend.token_to_id(token)
-        return token_id
+        return None if token is None else self.id_of(token)
 
 
 def load_tokenizer(path: Path) -> Tokenizer:

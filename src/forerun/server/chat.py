@@ -13,6 +13,7 @@ from forerun.core.outputs import CompletionOutput, Logprob, RequestOutput, Strea
 from forerun.errors import ForerunError, RequestError, UnknownKeyError
 from forerun.server.errors import ApiError
 from forerun.server.protocol import ChatBody, reply
+from forerun.server.reading import AnswerWriter, Reading
 from forerun.server.request_params import (
     check_length,
     check_logprobs,
@@ -24,8 +25,8 @@ from forerun.server.request_params import (
 )
 from forerun.server.responders import Choice, Responder, ResponseBuilder, Usage, json_logprob, logprob_text
 from forerun.server.served_model import ServedModel, Submission, served_model
-from forerun.server.tokenization import check_template_variables, conversation_text
-from forerun.server.tool_use import CallWriter, ToolUse, tool_use
+from forerun.server.tokenization import check_template_variables, conversation_text, turns_thinking_off
+from forerun.server.tool_use import tool_use
 
 router = APIRouter()
 
@@ -46,11 +47,12 @@ class ToolCall(BaseModel):
 
 
 class AssistantMessage(BaseModel):
-    """What the model says in a conversation; `tool_calls` is left out where there are none."""
+    """What the model says in a conversation; `reasoning_content` and `tool_calls` are left out where there are none."""
 
     role: Literal["assistant"]
     content: str | None
     refusal: str | None
+    reasoning_content: str = ""
     tool_calls: list[ToolCall] = []
 
 
@@ -87,7 +89,7 @@ async def answer(
     body: ChatBody,
     request: Request,
     model: ServedModel,
-    responder_of: Callable[[ToolUse | None], Responder],
+    responder_of: Callable[[Reading], Responder],
     *,
     must_fit: tuple[str, int | None],
     prompt: str = "messages",
@@ -98,7 +100,7 @@ async def answer(
         body: the conversation, and how it is to be answered.
         request: the HTTP request that asks for it.
         model: answers it.
-        responder_of: given how the answer may use tools, the one who writes it.
+        responder_of: given how the answer is read, the one who writes it.
         must_fit: name and value of a length for which the prompt must leave room; None: what fits is written.
         prompt: name of the field that the conversation came in.
 
@@ -109,13 +111,20 @@ async def answer(
     wanted = wanted_structure(body)
     parallel = body.parallel_tool_calls is not False
     use = tool_use(body, model.tool_format, parallel=parallel, has_format=wanted is not None)
-    if use is not None and model.hides_calls:
+    if (use is not None and model.hides_calls) or model.hides_reasoning:
         body.skip_special_tokens = False
-    responder = responder_of(use)
+    reading = Reading(
+        tokenizer=model.llm.get_tokenizer(),
+        reasoning=model.reasoning_form,
+        tools=use,
+        may_think=not turns_thinking_off(body),
+        shows_reasoning=body.include_reasoning is not False,
+    )
+    responder = responder_of(reading)
     most = _asked_length(body)[1]
     try:
         submitting = model.submit(
-            lambda: [(None, _token_ids(body, model, must_fit, prompt))],
+            lambda: [(None, _token_ids(body, model, reading, must_fit, prompt))],
             sampling_params(
                 body,
                 structure=wanted if use is None else use.structure(wanted),
@@ -128,14 +137,17 @@ async def answer(
             num_prompts=1,
             streams=responder.wants_steps,
             cache_salt=body.cache_salt,
+            refine=reading.sampled,
         )
         return await responder.respond(request, submitting)
     except (RequestError, UnknownKeyError) as error:
         raise responder.in_clients_words(error) from None
 
 
-def _token_ids(body: ChatBody, model: ServedModel, must_fit: tuple[str, int | None], prompt: str) -> list[int]:
-    """The conversation's, with room for the answer; made ready is also what its log probabilities need."""
+def _token_ids(
+    body: ChatBody, model: ServedModel, reading: Reading, must_fit: tuple[str, int | None], prompt: str
+) -> list[int]:
+    """The conversation's, with room for the answer; made ready is also what reading it and its log probabilities need."""
     if body.logprobs:
         model.read_spellings()
     tokenizer, text = model.llm.get_tokenizer(), conversation_text(body, model)
@@ -144,6 +156,7 @@ def _token_ids(body: ChatBody, model: ServedModel, must_fit: tuple[str, int | No
     if body.prediction is not None:
         check_text_length(body.prediction.text, most, max_model_len, prompt="prediction")
     token_ids = tokenizer.encode_chat(text)
+    reading.begin_after(text, body)
     check_length(len(token_ids), max_model_len, prompt=prompt, asked=must_fit)
     room = max_model_len - len(token_ids)
     check_logprobs(
@@ -174,38 +187,46 @@ class ChatBuilder(ResponseBuilder):
 
     prefix, whole_object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, body: ChatBody, model: ServedModel, tools: ToolUse | None) -> None:
+    def __init__(self, body: ChatBody, model: ServedModel, reading: Reading) -> None:
         super().__init__(body, model)
         self._body: ChatBody = body
-        self._tools = tools
-        self._writers: dict[int, CallWriter] = {}  # by completion
+        self._reading = reading
+        self._writers: dict[int, AnswerWriter] = {}  # by completion
 
     def choice(self, output: RequestOutput, completion: CompletionOutput) -> dict[str, Any]:  # noqa: ARG002
         """The whole message."""
-        logprobs = {"logprobs": self._logprobs(completion.token_ids, completion.logprobs)}
-        if self._tools is None:
-            message = {"role": "assistant", "content": completion.text, "refusal": None}
-            return {"message": message, **logprobs}
-        writer = self._tools.writer()
-        message = writer.message(completion.text)
-        return {"message": message, "finish_reason": writer.finish_reason(completion.finish_reason), **logprobs}
+        writer = self._writer(completion.index)
+        return {
+            "message": writer.message(completion.text),
+            "finish_reason": writer.finish_reason(completion.finish_reason),
+            "logprobs": self._logprobs(completion.token_ids, completion.logprobs),
+        }
 
     def chunk_choice(self, place: int, delta: StreamDelta, submission: Submission, *, is_first: bool) -> dict[str, Any]:  # noqa: ARG002
         """A step's text; the first says whose."""
-        logprobs = {"logprobs": self._logprobs(delta.token_ids, delta.logprobs)}
-        if self._tools is None:
-            message = {"role": "assistant", "content": delta.text} if is_first else {"content": delta.text}
-            return {"delta": message, **logprobs}
-        if delta.index not in self._writers:
-            self._writers[delta.index] = self._tools.writer()
-        writer = self._writers[delta.index]
-        opening: dict[str, Any] = {"role": "assistant", "content": None} if is_first else {}
-        message = opening | writer.delta(delta.text, finished=delta.finish_reason is not None)
-        return {"delta": message, "finish_reason": writer.finish_reason(delta.finish_reason), **logprobs}
+        writer = self._writer(delta.index)
+        opening = writer.opening if is_first else {}
+        return {
+            "delta": opening | writer.delta(delta.text, finished=delta.finish_reason is not None),
+            "finish_reason": writer.finish_reason(delta.finish_reason),
+            "logprobs": self._logprobs(delta.token_ids, delta.logprobs),
+        }
+
+    def _writer(self, index: int) -> AnswerWriter:
+        """Of one of the completions."""
+        if index not in self._writers:
+            self._writers[index] = self._reading.writer()
+        return self._writers[index]
+
+    def num_reasoning_tokens(self, completion: CompletionOutput) -> int | None:
+        """How many of its tokens are reasoning; None where none is taken apart."""
+        if self._reading.reasoning is None:
+            return None
+        return self._writer(completion.index).num_reasoning_tokens(completion.token_ids)
 
     def in_clients_words(self, error: ForerunError) -> ForerunError:
         """The error of what was made of tools names these."""
-        return in_clients_words(error, self._body, has_tools=self._tools is not None)
+        return in_clients_words(error, self._body, has_tools=self._reading.tools is not None)
 
     def prompt_ids_of(self, submission: Submission) -> dict[str, Any]:
         """The one prompt's tokens, where they are asked for."""

@@ -7,7 +7,7 @@ A request is made into that of a chat completion (`chat_fields`), which `chat.an
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable
 from functools import partial
 from typing import Annotated, Any
 
@@ -16,9 +16,9 @@ from fastapi.responses import JSONResponse
 
 from forerun.core.outputs import CompletionOutput, RequestOutput
 from forerun.errors import ForerunError
-from forerun.models.tools.call_reader import Arguments, CallBegin, CallEvent
-from forerun.models.tools.call_reader import Content as Text
-from forerun.models.tools.conversation import ATTRIBUTION
+from forerun.models.chat.conversation import ATTRIBUTION
+from forerun.models.chat.events import AnswerEvent, Arguments, CallBegin, Reasoning
+from forerun.models.chat.events import Content as Text
 from forerun.server.chat import answer
 from forerun.server.errors import ApiError
 from forerun.server.json_parts import to_json
@@ -36,10 +36,10 @@ from forerun.server.messages_protocol import (
     WrittenMessage,
 )
 from forerun.server.protocol import ChatBody, ConversationBody, TextPart, reply
+from forerun.server.reading import AnswerWriter, Reading
 from forerun.server.request_params import in_clients_words, refuse_unserved, warn_once
 from forerun.server.responders import Responder
 from forerun.server.served_model import ServedModel, Submission, served_model
-from forerun.server.tool_use import ToolUse
 from forerun.server.translation import (
     joined,
     made,
@@ -191,18 +191,17 @@ class MessageResponder(Responder):
         chat: what was made of it.
         model: answers.
         request_id: the id that errors name, if there is one.
-        tools: how the answer may use tools.
+        reading: how the answer is read.
     """
 
     def __init__(
-        self, body: MessagesBody, chat: ChatBody, model: ServedModel, request_id: str | None, tools: ToolUse | None
+        self, body: MessagesBody, chat: ChatBody, model: ServedModel, request_id: str | None, reading: Reading
     ) -> None:
         super().__init__(streams=bool(body.stream))
         self._chat = chat
         self._most_tokens = body.max_tokens
         self._request_id = request_id
-        self._tools = tools
-        self._writer = None if tools is None else tools.writer()
+        self._reading = reading
         self._head = {"id": f"msg_{uuid.uuid4().hex}", "type": "message", "role": "assistant", "model": model.name}
 
     async def whole(self, submission: Submission) -> bytes:
@@ -211,8 +210,9 @@ class MessageResponder(Responder):
             pass
         (output,) = submission.outputs
         (completion,) = output.outputs
-        blocks = self._blocks(self._read(completion.text, finished=True))
-        tail = {**self._ending(completion), "usage": _usage(output)}
+        writer = self._reading.writer()
+        blocks = _blocks(writer, completion.text)
+        tail = {**self._ending(completion, writer), "usage": _usage(output)}
         return f'{to_json(self._head)[:-1]},"content":[{",".join(blocks)}],{to_json(tail)[1:]}'.encode()
 
     async def events(self, submission: Submission) -> AsyncIterator[bytes]:
@@ -222,13 +222,14 @@ class MessageResponder(Responder):
         usage = _counts(len(prompt_ids), num_cached=0, num_written=0)
         message: dict[str, Any] = {**self._head, "content": [], **ending, "usage": usage}
         yield named_events([{"type": "message_start", "message": message}])
-        blocks = BlockEvents(self._new_id)
+        writer = self._reading.writer()
+        blocks = BlockEvents(writer.new_id)
         async for _, delta in submission.deltas():
-            written = blocks.push(self._read(delta.text, finished=delta.finish_reason is not None))
+            written = blocks.push(writer.events(delta.text, finished=delta.finish_reason is not None))
             if written:
                 yield named_events(written)
         (output,) = submission.outputs
-        end = {"type": "message_delta", "delta": self._ending(output.outputs[0]), "usage": _usage(output)}
+        end = {"type": "message_delta", "delta": self._ending(output.outputs[0], writer), "usage": _usage(output)}
         yield named_events([*blocks.close(), end, {"type": "message_stop"}])
 
     def failure(self, error: ApiError) -> bytes:
@@ -237,37 +238,9 @@ class MessageResponder(Responder):
 
     def in_clients_words(self, error: ForerunError) -> ForerunError:
         """The error with Anthropic's names."""
-        return renamed(in_clients_words(error, self._chat, has_tools=self._tools is not None), OWN_NAMES)
+        return renamed(in_clients_words(error, self._chat, has_tools=self._reading.tools is not None), OWN_NAMES)
 
-    def _read(self, text: str, *, finished: bool) -> Sequence[CallEvent]:
-        """More of the answer's text, taken apart."""
-        if self._writer is None:
-            return [Text(text)] if text else []
-        return self._writer.events(text, finished=finished)
-
-    def _new_id(self) -> str:
-        assert self._tools is not None
-        return self._tools.form.new_id()
-
-    def _blocks(self, parts: Iterable[CallEvent]) -> list[str]:
-        """The JSON of each block of a whole text; a call that was cut is left out, as its arguments are no JSON."""
-        blocks: list[tuple[dict[str, Any], str]] = []  # each with the JSON text of its arguments
-        for part in parts:
-            match part:
-                case Text(text) if blocks and blocks[-1][0]["type"] == "text":
-                    blocks[-1][0]["text"] += text
-                case Text(text):
-                    blocks.append(({"type": "text", "text": text}, ""))
-                case CallBegin(name):
-                    blocks.append(({"type": "tool_use", "id": self._new_id(), "name": name}, ""))
-                case Arguments(more):
-                    block, text = blocks[-1]
-                    blocks[-1] = (block, text + more)
-        if self._writer is not None and self._writer.is_calling:
-            blocks.pop()
-        return [f'{to_json(block)[:-1]},"input":{text}}}' if text else to_json(block) for block, text in blocks]
-
-    def _ending(self, completion: CompletionOutput) -> dict[str, str | None]:
+    def _ending(self, completion: CompletionOutput, writer: AnswerWriter) -> dict[str, str | None]:
         """Why the answer ends, in Anthropic's words."""
         stop = completion.stop_reason
         if completion.finish_reason == "length":
@@ -278,12 +251,34 @@ class MessageResponder(Responder):
             }
         if isinstance(stop, str):
             return {"stop_reason": "stop_sequence", "stop_sequence": stop}
-        has_called = self._writer is not None and self._writer.has_called
-        return {"stop_reason": "tool_use" if has_called else "end_turn", "stop_sequence": None}
+        return {"stop_reason": "tool_use" if writer.has_called else "end_turn", "stop_sequence": None}
+
+
+def _blocks(writer: AnswerWriter, text: str) -> list[str]:
+    """The JSON of each block of a whole text; a call that was cut is left out, as its arguments are no JSON."""
+    blocks: list[tuple[dict[str, Any], str]] = []  # each with the JSON text of its arguments
+    for part in writer.events(text, finished=True):
+        last: dict[str, Any] = blocks[-1][0] if blocks else {"type": None}
+        match part:
+            case Text(more) if last["type"] == "text":
+                last["text"] += more
+            case Text(more):
+                blocks.append(({"type": "text", "text": more}, ""))
+            case Reasoning(more) if last["type"] == "thinking":
+                last["thinking"] += more
+            case Reasoning(more):
+                blocks.append(({"type": "thinking", "thinking": more, "signature": ""}, ""))
+            case CallBegin(name):
+                blocks.append(({"type": "tool_use", "id": writer.new_id(), "name": name}, ""))
+            case Arguments(more):
+                blocks[-1] = (last, blocks[-1][1] + more)
+    if writer.is_calling:
+        blocks.pop()
+    return [f'{to_json(block)[:-1]},"input":{given}}}' if given else to_json(block) for block, given in blocks]
 
 
 class BlockEvents:
-    """Makes a stream's events of an answer that is taken apart: each stretch of text is a block, and each call.
+    """Makes a stream's events of an answer that is taken apart: each stretch of reasoning or text is a block, and each call.
 
     Args:
         new_id: returns an id for a call.
@@ -294,7 +289,7 @@ class BlockEvents:
         self._index = -1  # of the last block
         self._open: str | None = None  # its type, while it is open
 
-    def push(self, parts: Iterable[CallEvent]) -> list[dict[str, Any]]:
+    def push(self, parts: Iterable[AnswerEvent]) -> list[dict[str, Any]]:
         """The events of what comes next."""
         events: list[dict[str, Any]] = []
         for part in parts:
@@ -303,6 +298,10 @@ class BlockEvents:
                     if self._open != "text":
                         events += self._begin({"type": "text", "text": ""})
                     events.append(self._delta({"type": "text_delta", "text": text}))
+                case Reasoning(text):
+                    if self._open != "thinking":
+                        events += self._begin({"type": "thinking", "thinking": "", "signature": ""})
+                    events.append(self._delta({"type": "thinking_delta", "thinking": text}))
                 case CallBegin(name):
                     events += self._begin({"type": "tool_use", "id": self._new_id(), "name": name, "input": {}})
                 case Arguments(more):
@@ -313,8 +312,9 @@ class BlockEvents:
         """The end of the block that is open, if one is."""
         if self._open is None:
             return []
+        signed = [self._delta({"type": "signature_delta", "signature": ""})] if self._open == "thinking" else []
         self._open = None
-        return [{"type": "content_block_stop", "index": self._index}]
+        return [*signed, {"type": "content_block_stop", "index": self._index}]
 
     def _begin(self, block: dict[str, Any]) -> list[dict[str, Any]]:
         end = self.close()

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from forerun.models.tools.conversation import not_too_deep
+from forerun.models.chat.conversation import not_too_deep
 from forerun.server.protocol import (
     INT64,
     MOST_MESSAGES,
@@ -209,6 +209,14 @@ class WrittenText(BaseModel):
     text: str
 
 
+class WrittenThinking(BaseModel):
+    """What was thought before the answer; there is no signature, which is an empty text."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str
+
+
 class WrittenCall(BaseModel):
     """A call of one of the request's tools."""
 
@@ -234,7 +242,7 @@ class WrittenMessage(BaseModel):
     type: Literal["message"]
     role: Literal["assistant"]
     model: str
-    content: list[WrittenText | WrittenCall]
+    content: list[WrittenThinking | WrittenText | WrittenCall]
     stop_reason: Literal["end_turn", "max_tokens", "model_context_window_exceeded", "stop_sequence", "tool_use"]
     stop_sequence: str | None
     usage: MessagesUsage

@@ -12,7 +12,8 @@ from forerun.core.writable import check_writable_file
 from forerun.errors import ConfigError
 
 SpecMetrics = Literal["none", "summary", "detailed"]
-ToolCallParser = Literal["hermes", "llama3_json", "mistral"]
+ToolCallParser = Literal["hermes", "llama3_json", "mistral", "openai"]
+ReasoningParser = Literal["qwen3", "deepseek_r1", "mistral", "openai_gptoss", "none"]
 
 
 def _whole(_hint: Any, value: str, **_: Any) -> list[str]:
@@ -45,7 +46,10 @@ class ServerOptions:
     per_request_spec_decode_metrics: SpecMetrics = "summary"
     """How much answers report about their drafts: none, summary or detailed (each step)."""
     tool_call_parser: ToolCallParser | None = None
-    """Form in which the model writes tool calls: hermes, llama3_json or mistral; by default what its template shows."""
+    """Form in which the model writes tool calls: hermes, llama3_json, mistral or openai; by default what its template shows."""
+    reasoning_parser: ReasoningParser | None = None
+    """Form in which the model writes its reasoning: qwen3 and deepseek_r1 (<think>), mistral ([THINK]), openai_gptoss, or none
+    to leave it in the content; by default what its template shows."""
     enable_tokenizer_info_endpoint: bool = False
     """Serve /tokenizer_info, which shows the chat template."""
     shutdown_timeout: int = 30

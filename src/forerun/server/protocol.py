@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from forerun.models.tools.conversation import called_arguments, not_too_deep
+from forerun.models.chat.conversation import called_arguments, not_too_deep
 
 MOST_COMPLETIONS = 16  # the largest n
 MOST_PROMPTS = 64
@@ -316,6 +316,11 @@ class Message(BaseModel):
     content: Content | None = None
     tool_calls: Calls | None = None
 
+    @property
+    def text(self) -> str:
+        """The content in one piece."""
+        return _joined(self.content or "")
+
     @model_validator(mode="after")
     def _says_something(self) -> Self:
         """Refuse what would be laid out as an empty message, as after a misspelt `content`; only the model may say nothing."""
@@ -343,6 +348,7 @@ class ChatBody(ConversationBody, GenerationBody):
     logprobs: bool | None = False
     top_logprobs: TopLogprobs | None = None
     parallel_tool_calls: bool | None = True
+    include_reasoning: bool | None = True
 
 
 class TokenizeTextBody(Body):

@@ -156,10 +156,15 @@ def in_clients_words(error: ForerunError, body: Body, *, has_tools: bool = False
     """
     message = str(error)
     subject, _, rest = message.partition(": ")
-    has_format = "response_format" in _given_structures(body)
+    given = _given_structures(body)
+    has_format = "response_format" in given
     source = "tools" if has_tools else "response_format" if has_format else "structured_outputs"
     if subject in (*KINDS, "disable_any_whitespace", "whitespace_pattern"):
-        place = "" if has_tools else FORMAT_FIELDS.get(subject, "") if has_format else subject
+        own = subject
+        if subject == "structural_tag":  # behind reasoning, whatever is wanted is one
+            wanted = given.get("structured_outputs") or {}
+            own = next((kind for kind in KINDS if wanted.get(kind) is not None), subject)
+        place = "" if has_tools else FORMAT_FIELDS.get(subject, "") if has_format else own
         return RequestError(f"{'.'.join(filter(None, (source, place)))}: {rest}")
     if subject == "StructuredOutputs":
         return RequestError(f"structured_outputs: {rest}")
@@ -252,7 +257,7 @@ def sampling_params(
     """
     if body.best_of not in (None, 1, body.num_completions):
         raise ApiError(
-            400, f"best_of: got {body.best_of}; must be n ({body.num_completions}); leave it out", param="best_of"
+            400, f"best_of: got {body.best_of!r:.80}; must be n ({body.num_completions}); leave it out", param="best_of"
         )
     if body.stream_options is not None and not body.stream:
         raise ApiError(

@@ -38,10 +38,11 @@ CLIENT_CLOSED_REQUEST = 499  # nginx's number; nobody reads it
 
 
 class CompletionTokensDetails(BaseModel):
-    """What became of the tokens drafted from a request's prediction."""
+    """How many tokens are reasoning, where that is taken apart, and what became of those drafted from a request's prediction."""
 
-    accepted_prediction_tokens: int
-    rejected_prediction_tokens: int
+    reasoning_tokens: int | None = None
+    accepted_prediction_tokens: int | None = None
+    rejected_prediction_tokens: int | None = None
 
 
 class PromptTokensDetails(BaseModel):
@@ -51,7 +52,7 @@ class PromptTokensDetails(BaseModel):
 
 
 class Usage(BaseModel):
-    """Tokens read and written; details of those written are there where the request has a prediction."""
+    """Tokens read and written; details of those written are there where there are any."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -155,6 +156,10 @@ class ResponseBuilder(Responder):
         """What a whole answer says of its prompts outside of its choices."""
         return {}
 
+    def num_reasoning_tokens(self, completion: CompletionOutput) -> int | None:  # noqa: ARG002
+        """How many tokens of a completion that was written are reasoning; None where none is taken apart."""
+        return None
+
     def in_clients_words(self, error: ForerunError) -> ForerunError:
         """The error with the field's name as the client wrote it."""
         return in_clients_words(error, self._body)
@@ -188,7 +193,7 @@ class ResponseBuilder(Responder):
         head = to_json({**self._head, "object": self.whole_object})
         tail = to_json(
             {
-                "usage": usage_of(outputs),
+                "usage": usage_of(outputs, self.num_reasoning_tokens),
                 **self.prompt_ids_of(submission),
                 **metrics_of(self.model, outputs, steps),
                 **saved,
@@ -248,7 +253,11 @@ class ResponseBuilder(Responder):
                 steps.append(delta)
             yield await asyncio.to_thread(event, chunk, write=to_json_in_parts) if is_long else event(chunk)
         if wants_usage:
-            tail = {"object": self.chunk_object, "choices": [], "usage": usage_of(submission.outputs)}
+            tail = {
+                "object": self.chunk_object,
+                "choices": [],
+                "usage": usage_of(submission.outputs, self.num_reasoning_tokens),
+            }
             yield event({**self._head, **tail, **metrics_of(self.model, submission.outputs, steps)})
         yield DONE
 
@@ -302,19 +311,24 @@ def metrics_of(model: ServedModel, outputs: list[RequestOutput], steps: list[Str
     return {"metrics": {"speculative_decoding": counts}}
 
 
-def usage_of(outputs: list[RequestOutput]) -> dict[str, Any]:
-    """Tokens read and written by a whole answer, and OpenAI's counts of its prediction."""
+def usage_of(
+    outputs: list[RequestOutput], num_reasoning_tokens: Callable[[CompletionOutput], int | None]
+) -> dict[str, Any]:
+    """Tokens read and written by a whole answer, and OpenAI's counts of its reasoning and of its prediction."""
+    completions = [completion for output in outputs for completion in output.outputs]
     num_read = sum(len(output.prompt_token_ids) for output in outputs)
-    num_written = sum(len(completion.token_ids) for output in outputs for completion in output.outputs)
+    num_written = sum(len(completion.token_ids) for completion in completions)
     num_cached = sum(output.num_cached_tokens or 0 for output in outputs)
     usage: dict[str, Any] = _usage(num_read, num_written) | {"prompt_tokens_details": {"cached_tokens": num_cached}}
-    predicted = [c.prediction for output in outputs for c in output.outputs if c.prediction is not None]
+    details = {}
+    reasoned = [count for count in map(num_reasoning_tokens, completions) if count is not None]
+    if reasoned:
+        details["reasoning_tokens"] = sum(reasoned)
+    predicted = [completion.prediction for completion in completions if completion.prediction is not None]
     if predicted:
-        usage["completion_tokens_details"] = {
-            "accepted_prediction_tokens": sum(counts.num_accepted_tokens for counts in predicted),
-            "rejected_prediction_tokens": sum(counts.num_rejected_tokens for counts in predicted),
-        }
-    return usage
+        details["accepted_prediction_tokens"] = sum(counts.num_accepted_tokens for counts in predicted)
+        details["rejected_prediction_tokens"] = sum(counts.num_rejected_tokens for counts in predicted)
+    return usage | ({"completion_tokens_details": details} if details else {})
 
 
 def _usage(num_read: int, num_written: int) -> dict[str, int]:

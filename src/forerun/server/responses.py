@@ -10,7 +10,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator, Iterable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request, Response
@@ -18,12 +18,12 @@ from fastapi.responses import JSONResponse
 
 from forerun.core.outputs import CompletionOutput, RequestOutput, StreamDelta, TokenLogprobs
 from forerun.errors import ForerunError, RequestError
-from forerun.models.tools.call_reader import CallEvent
-from forerun.models.tools.call_reader import Content as Text
+from forerun.models.chat.events import Content as Text
 from forerun.server.chat import answer, chat_logprobs
 from forerun.server.errors import ApiError
 from forerun.server.json_parts import to_json, to_json_in_parts
 from forerun.server.protocol import ChatBody, ConversationBody, SamplingBody, reply
+from forerun.server.reading import AnswerWriter, Reading
 from forerun.server.request_params import in_clients_words, refuse_unserved, warn_once
 from forerun.server.responders import Responder, metrics_of, reports_steps, usage_of
 from forerun.server.responses_output import Output
@@ -46,7 +46,6 @@ from forerun.server.responses_protocol import (
     WrittenResponse,
 )
 from forerun.server.served_model import ServedModel, Submission, served_model
-from forerun.server.tool_use import ToolUse
 from forerun.server.translation import (
     joined,
     made,
@@ -232,25 +231,26 @@ class ResponsesResponder(Responder):
         body: the request.
         chat: what was made of it.
         model: answers.
-        tools: how the answer may use tools.
+        reading: how the answer is read.
 
     Raises:
         ApiError: 400, log probabilities are asked for where there may be calls, whose tokens are no text.
     """
 
-    def __init__(self, body: ResponsesBody, chat: ChatBody, model: ServedModel, tools: ToolUse | None) -> None:
+    def __init__(self, body: ResponsesBody, chat: ChatBody, model: ServedModel, reading: Reading) -> None:
         super().__init__(streams=bool(body.stream))
-        if chat.logprobs and tools is not None:
+        if chat.logprobs and reading.tools is not None:
             message = f"include: {LOGPROBS!r} is given with tools; leave one of them out, or set tool_choice to 'none'"
             raise ApiError(400, message, param="include")
         self._chat = chat
         self._model = model
-        self._tools = tools
-        self._writer = None if tools is None else tools.writer()
+        self._reading = reading
         spaces = {
             _seen_name(space, tool.name): (space, tool.name) for space, tool in _functions(body) if space is not None
         }
         self._output = Output(self._new_call_id, spaces)
+        self._has_text = reading.reasoning is None  # else reasoning may come first
+        self._waiting: list[tuple[int, TokenLogprobs]] = []  # tokens, until text has begun
         self._head = {"id": f"resp_{uuid.uuid4().hex}", "object": "response", "created_at": int(time.time())}
         self._repeated = _repeated(body, model)
         self._num_events = 0
@@ -304,32 +304,48 @@ class ResponsesResponder(Responder):
 
     def in_clients_words(self, error: ForerunError) -> ForerunError:
         """The error with this interface's names."""
-        return renamed(in_clients_words(error, self._chat, has_tools=self._tools is not None), OWN_NAMES)
+        return renamed(in_clients_words(error, self._chat, has_tools=self._reading.tools is not None), OWN_NAMES)
 
     def _push(
         self, text: str, token_ids: Sequence[int], rows: Sequence[TokenLogprobs] | None, *, finished: bool
     ) -> list[dict[str, Any]]:
         """More of the answer's text, taken apart: the events of what comes of it."""
-        if self._writer is not None:
-            parts: Sequence[CallEvent] = self._writer.events(text, finished=finished)
-            return self._output.push(parts, is_calling=self._writer.is_calling)
-        logprobs = self._logprobs(token_ids, rows)
-        return self._output.push([Text(text)] if text or logprobs else [], logprobs=logprobs)
+        parts = self._writer.events(text, finished=finished)
+        has_text = any(isinstance(part, Text) for part in parts)
+        logprobs = self._logprobs(token_ids, rows or (), has_text=has_text or finished)
+        if logprobs and not has_text:
+            parts.append(Text(""))
+        return self._output.push(parts, logprobs=logprobs, is_calling=self._writer.is_calling)
 
     def _end(self, completion: CompletionOutput) -> list[dict[str, Any]]:
-        is_cut = completion.finish_reason == "length" or (self._writer is not None and self._writer.is_calling)
+        is_cut = completion.finish_reason == "length" or self._writer.is_calling
         return self._output.close("incomplete" if is_cut else "completed")
 
-    def _logprobs(self, token_ids: Sequence[int], rows: Sequence[TokenLogprobs] | None) -> list[dict[str, Any]]:
+    def _logprobs(
+        self, token_ids: Sequence[int], rows: Sequence[TokenLogprobs], *, has_text: bool
+    ) -> list[dict[str, Any]]:
+        """Those of the text's tokens, where they are asked for: from where it begins, as its reasoning has no place for any."""
         if not self._chat.logprobs:
             return []
+        self._waiting += zip(token_ids, rows, strict=True)
+        if has_text and not self._has_text:
+            self._has_text = True
+            del self._waiting[: self._writer.num_reasoning_tokens([token_id for token_id, _ in self._waiting])]
+        if not self._has_text:
+            return []
+        ids, told = [token_id for token_id, _ in self._waiting], [row for _, row in self._waiting]
+        self._waiting = []
         num_top, spell = self._chat.top_logprobs or 0, self._model.spell
-        content: list[dict[str, Any]] = chat_logprobs(token_ids, rows or [], num_top=num_top, spell=spell)["content"]
+        content: list[dict[str, Any]] = chat_logprobs(ids, told, num_top=num_top, spell=spell)["content"]
         return content
 
+    @cached_property
+    def _writer(self) -> AnswerWriter:
+        """Of the one completion, once it has begun."""
+        return self._reading.writer()
+
     def _new_call_id(self) -> str:
-        assert self._tools is not None
-        return self._tools.form.new_id()
+        return self._writer.new_id()
 
     def _response(self, status: str, **more: Any) -> dict[str, Any]:
         absent = dict.fromkeys(("completed_at", "error", "incomplete_details", "usage"))
@@ -342,8 +358,18 @@ class ResponsesResponder(Responder):
             "status": "incomplete" if is_cut else "completed",
             "completed_at": None if is_cut else int(time.time()),
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
-            "usage": _usage(output),
+            "usage": self._usage(output),
             **metrics_of(self._model, [output], steps),
+        }
+
+    def _usage(self, output: RequestOutput) -> dict[str, Any]:
+        counted = usage_of([output], lambda completion: self._writer.num_reasoning_tokens(completion.token_ids))
+        return {
+            "input_tokens": counted["prompt_tokens"],
+            "input_tokens_details": {"cache_write_tokens": 0, **counted["prompt_tokens_details"]},
+            "output_tokens": counted["completion_tokens"],
+            "output_tokens_details": counted["completion_tokens_details"],
+            "total_tokens": counted["total_tokens"],
         }
 
     def _written(self, events: Iterable[dict[str, Any]]) -> bytes:
@@ -387,14 +413,3 @@ def _repeated(body: ResponsesBody, model: ServedModel) -> dict[str, Any]:
             message = f"{name}: holds half of a surrogate pair, or a number that JSON has not; leave it out"
             raise ApiError(400, message, param=name) from None
     return repeated
-
-
-def _usage(output: RequestOutput) -> dict[str, Any]:
-    counted = usage_of([output])
-    return {
-        "input_tokens": counted["prompt_tokens"],
-        "input_tokens_details": {"cache_write_tokens": 0, **counted["prompt_tokens_details"]},
-        "output_tokens": counted["completion_tokens"],
-        "output_tokens_details": {"reasoning_tokens": 0, **counted.get("completion_tokens_details", {})},
-        "total_tokens": counted["total_tokens"],
-    }

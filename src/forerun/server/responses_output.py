@@ -6,14 +6,15 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-from forerun.models.tools.call_reader import Arguments, CallBegin, CallEvent
-from forerun.models.tools.call_reader import Content as Text
+from forerun.models.chat.events import AnswerEvent, Arguments, CallBegin, Reasoning
+from forerun.models.chat.events import Content as Text
 
 Status = Literal["completed", "incomplete"]
 
 
 class Output:
-    """Makes items of an answer that is taken apart: each stretch of text is a message, each call an item.
+    """Makes items of an answer that is taken apart: each stretch of reasoning is an item, each stretch of text
+    a message, each call an item.
 
     Args:
         new_call_id: returns an id for a call.
@@ -29,13 +30,13 @@ class Output:
         self._logprobs: list[dict[str, Any]] = []
 
     def push(
-        self, parts: Iterable[CallEvent], *, logprobs: Sequence[dict[str, Any]] = (), is_calling: bool = False
+        self, parts: Iterable[AnswerEvent], *, logprobs: Sequence[dict[str, Any]] = (), is_calling: bool = False
     ) -> list[dict[str, Any]]:
         """The events of what comes next.
 
         Args:
             parts: more of the answer.
-            logprobs: of the tokens of a text, which is all there is where these are given.
+            logprobs: of the tokens of the one text among the parts.
             is_calling: whether the last call goes on.
         """
         events: list[dict[str, Any]] = []
@@ -45,7 +46,11 @@ class Output:
                     if not self._is_open("message"):
                         events += self._begin_message()
                     self._logprobs += logprobs
-                    events.append(self._of_text("delta", delta=self._more(text), logprobs=list(logprobs)))
+                    events.append(self._of_part("output_text.delta", delta=self._more(text), logprobs=list(logprobs)))
+                case Reasoning(text):
+                    if not self._is_open("reasoning"):
+                        events += self._begin_reasoning()
+                    events.append(self._of_part("reasoning_text.delta", delta=self._more(text)))
                 case CallBegin(name):
                     events += self._begin_call(name)
                 case Arguments(more):
@@ -58,17 +63,23 @@ class Output:
         """The end of the item that is open, if one is."""
         if self._open is None:
             return []
-        text = "".join(self._pieces)
-        if self._is_open("message"):
-            part = self._text_part(text)
-            item = {**self._open, "status": status, "content": [part]}
-            events = [
-                self._of_text("done", text=text, logprobs=part["logprobs"]),
-                self._of_item("content_part.done", content_index=0, part=part),
-            ]
-        else:
-            item = {**self._open, "status": status, "arguments": text}
-            events = [self._of_item("function_call_arguments.done", name=item["name"], arguments=text)]
+        text, item = "".join(self._pieces), {**self._open, "status": status}
+        match item["type"]:
+            case "message":
+                part = self._text_part(text)
+                item["content"] = [part]
+                ended = self._of_part("output_text.done", text=text, logprobs=part["logprobs"])
+                events = [ended, self._of_part("content_part.done", part=part)]
+            case "reasoning":
+                part = _reasoning_part(text)
+                item["content"] = [part]
+                events = [
+                    self._of_part("reasoning_text.done", text=text),
+                    self._of_part("content_part.done", part=part),
+                ]
+            case _:
+                item["arguments"] = text
+                events = [self._of_item("function_call_arguments.done", name=item["name"], arguments=text)]
         events.append(self._event("output_item.done", item=item))
         self.items.append(item)
         self._open, self._pieces, self._logprobs = None, [], []
@@ -79,7 +90,11 @@ class Output:
 
     def _begin_message(self) -> list[dict[str, Any]]:
         begun = self._begin({"type": "message", "id": _new_id("msg"), "role": "assistant", "content": []})
-        return [*begun, self._of_item("content_part.added", content_index=0, part=self._text_part(""))]
+        return [*begun, self._of_part("content_part.added", part=self._text_part(""))]
+
+    def _begin_reasoning(self) -> list[dict[str, Any]]:
+        begun = self._begin({"type": "reasoning", "id": _new_id("rs"), "summary": [], "content": []})
+        return [*begun, self._of_part("content_part.added", part=_reasoning_part(""))]
 
     def _begin_call(self, name: str) -> list[dict[str, Any]]:
         space, own_name = self._spaces.get(name, (None, name))
@@ -99,8 +114,9 @@ class Output:
     def _text_part(self, text: str) -> dict[str, Any]:
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(self._logprobs)}
 
-    def _of_text(self, kind: str, **more: Any) -> dict[str, Any]:
-        return self._of_item(f"output_text.{kind}", content_index=0, **more)
+    def _of_part(self, kind: str, **more: Any) -> dict[str, Any]:
+        """Of the only part of a message or of reasoning."""
+        return self._of_item(kind, content_index=0, **more)
 
     def _of_item(self, kind: str, **more: Any) -> dict[str, Any]:
         assert self._open is not None
@@ -108,6 +124,10 @@ class Output:
 
     def _event(self, kind: str, **more: Any) -> dict[str, Any]:
         return {"type": f"response.{kind}", "output_index": len(self.items), **more}
+
+
+def _reasoning_part(text: str) -> dict[str, Any]:
+    return {"type": "reasoning_text", "text": text}
 
 
 def _new_id(prefix: str) -> str:

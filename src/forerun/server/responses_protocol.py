@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from forerun.models.tools.conversation import called_arguments
+from forerun.models.chat.conversation import called_arguments
 from forerun.server.protocol import (
     MOST_MESSAGES,
     MOST_TOOLS,
@@ -319,6 +319,23 @@ class WrittenMessage(BaseModel):
     content: list[WrittenText]
 
 
+class WrittenThoughts(BaseModel):
+    """A piece of reasoning."""
+
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class WrittenReasoning(BaseModel):
+    """What was thought before the answer; summaries are not made."""
+
+    type: Literal["reasoning"]
+    id: str
+    summary: list[Thought]
+    content: list[WrittenThoughts]
+    status: Literal["completed", "incomplete"]
+
+
 class WrittenCall(BaseModel):
     """A call of one of the request's functions."""
 
@@ -372,7 +389,7 @@ class WrittenResponse(BaseModel):
     error: None
     incomplete_details: IncompleteDetails | None
     model: str
-    output: list[WrittenMessage | WrittenCall]
+    output: list[WrittenReasoning | WrittenMessage | WrittenCall]
     store: Literal[False]
     usage: ResponsesUsage
 

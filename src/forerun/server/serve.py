@@ -21,7 +21,7 @@ from fastapi import FastAPI
 import forerun
 from forerun.errors import ConfigError, DeviceLostError
 from forerun.llm import LLM
-from forerun.models.tools.formats import FORMATS
+from forerun.models.chat.formats import FORMATS
 from forerun.server.app import MOST_HEADER_BYTES, Edge, build_app
 from forerun.server.connections import Connection, ConnectionLimits, room_for
 from forerun.server.options import ServerOptions
@@ -241,6 +241,7 @@ def banner(model: ServedModel) -> str:
         "max_num_seqs": llm.settings.max_num_seqs,
         "sampling defaults": llm.sampling_defaults.describe() or "temperature 1",
         "tool calls": _tool_calls(model),
+        "reasoning": _reasoning(model),
         "API key": "needed" if options.api_key else "none needed",
     }
     width = max(map(len, rows))
@@ -258,6 +259,15 @@ def _tool_calls(model: ServedModel) -> str:
         "the system message, as the chat template reads none" if model.tool_template is None else "the chat template"
     )
     return f"{name}, tools in {where}"
+
+
+def _reasoning(model: ServedModel) -> str:
+    """Where reasoning stands in the model's answers."""
+    if model.reasoning_form is not None:
+        return str(model.reasoning_form)
+    if model.options.reasoning_parser == "none":
+        return "left in the content, as --reasoning-parser is none"
+    return "none read: the chat template shows no marks of it; --reasoning-parser sets them"
 
 
 def log_stats() -> None:

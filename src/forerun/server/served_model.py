@@ -19,7 +19,9 @@ from forerun.engine.client import EngineRequest
 from forerun.engine.stats import Metric
 from forerun.errors import DeviceLostError, ModelError
 from forerun.llm import LLM
-from forerun.models.tools.formats import FORMATS, ToolFormat, format_of
+from forerun.models.chat.formats import FORMATS, REASONING, format_of, reasoning_of
+from forerun.models.chat.reasoning import ReasoningForm
+from forerun.models.chat.tool_format import ToolFormat
 from forerun.server.engine_thread import EngineEndedError, EngineError, EngineThread, Event
 from forerun.server.errors import RETRY_AFTER_S, ApiError, failed_while_running
 from forerun.server.metrics import ServerMetrics
@@ -36,6 +38,9 @@ NUM_GRAMMAR_THREADS = 2  # apart: a new grammar may take seconds, which others n
 
 Tokenise = Callable[[], Sequence[tuple[str | None, Sequence[int]]]]
 """Returns (text, token ids) of each prompt; the text is None for a prompt that came as token ids."""
+
+Refine = Callable[[SamplingParams], SamplingParams]
+"""Returns how prompts are sampled, once they are tokenised, given how they would be."""
 
 
 class ServedModel:
@@ -101,12 +106,26 @@ class ServedModel:
         return self.llm.get_tokenizer().tool_template if self.llm.has_tokenizer else None
 
     @cached_property
+    def reasoning_form(self) -> ReasoningForm | None:
+        """How this model writes its reasoning; None where that is not known, or it is not to be taken apart."""
+        template = self.llm.get_tokenizer().chat_template if self.llm.has_tokenizer else None
+        named = {} if template is None else {"": template} if isinstance(template, str) else template
+        name = self.options.reasoning_parser or reasoning_of("".join(named.values()))
+        return None if name is None else REASONING.get(name)
+
+    @cached_property
     def hides_calls(self) -> bool:
         """Whether tool calls begin with a special token, which answers show only on demand."""
+        return self.tool_format is not None and self._is_special(self.tool_format.mark)
+
+    @cached_property
+    def hides_reasoning(self) -> bool:
+        """Whether what stands around reasoning are special tokens."""
+        return self.reasoning_form is not None and any(map(self._is_special, self.reasoning_form.marks))
+
+    def _is_special(self, mark: str) -> bool:
         tokenizer = self.llm.get_tokenizer()
-        return (
-            self.tool_format is not None and tokenizer.tokens.get(self.tool_format.mark) in tokenizer.special_token_ids
-        )
+        return tokenizer.id_of(mark) in tokenizer.special_token_ids
 
     @cached_property
     def spellings(self) -> Mapping[int, bytes]:
@@ -162,7 +181,14 @@ class ServedModel:
         return await asyncio.get_running_loop().run_in_executor(self._tokenization_threads, function)
 
     async def submit(
-        self, tokenise: Tokenise, sampling: SamplingParams, *, num_prompts: int, streams: bool, cache_salt: str | None
+        self,
+        tokenise: Tokenise,
+        sampling: SamplingParams,
+        *,
+        num_prompts: int,
+        streams: bool,
+        cache_salt: str | None,
+        refine: Refine | None = None,
     ) -> Submission:
         """Put prompts into the engine; where this is cancelled before a thread has begun with them, none will.
 
@@ -175,7 +201,7 @@ class ServedModel:
         self.admission.enter(num_completions)
         threads = self._threads if sampling.structured_outputs is None else self._grammar_threads
         try:
-            work = threads.submit(self._accept, tokenise, sampling, cache_salt)
+            work = threads.submit(self._accept, tokenise, sampling, cache_salt, refine)
             accepting = asyncio.wrap_future(work)
             try:
                 requests = await asyncio.shield(accepting)
@@ -199,11 +225,16 @@ class ServedModel:
             self.request_log.add(finished)
         self.metrics.observe(deltas, finished, now)
 
-    def _accept(self, tokenise: Tokenise, sampling: SamplingParams, cache_salt: str | None) -> list[EngineRequest]:
+    def _accept(
+        self, tokenise: Tokenise, sampling: SamplingParams, cache_salt: str | None, refine: Refine | None
+    ) -> list[EngineRequest]:
         """Accept the prompts of one HTTP request, all or none; they share its turn at the running places."""
         requests: list[EngineRequest] = []
+        prompts = tokenise()
+        if refine is not None:
+            sampling = refine(sampling)
         try:
-            for text, ids in tokenise():
+            for text, ids in prompts:
                 request_id = f"{next(self._ids)}"
                 request = EngineRequest(
                     request_id=request_id,

@@ -9,7 +9,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Discriminator, Tag
 
 from forerun.errors import RequestError
-from forerun.models.tools import conversation
+from forerun.models.chat import conversation
 from forerun.server.errors import ApiError
 from forerun.server.json_parts import to_json_in_parts
 from forerun.server.protocol import ConversationBody, DetokenizeBody, TokenizeChatBody, TokenizeTextBody, reply
@@ -19,6 +19,10 @@ from forerun.server.tool_use import offered
 
 router = APIRouter()
 info_router = APIRouter()
+
+
+THINKING_VARIABLES = ("enable_thinking", "thinking")
+"""What templates call the variable that says whether the model thinks first: Qwen3's and GLM's, DeepSeek's and Granite's."""
 
 
 class Tokens(BaseModel):
@@ -116,6 +120,12 @@ def check_template_variables(body: ConversationBody, model: ServedModel) -> None
                 f"chat_template_kwargs: the template has no variable {name!r:.80}; it has: {known}",
                 param="chat_template_kwargs",
             )
+
+
+def turns_thinking_off(body: ConversationBody) -> bool:
+    """Whether the template is told that the model is not to think."""
+    given = body.chat_template_kwargs or {}
+    return any(given.get(name) is False for name in THINKING_VARIABLES)
 
 
 def conversation_text(body: ConversationBody, model: ServedModel) -> str:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from forerun.models.tools.call_reader import Arguments, CallBegin, CallEvent, CallReader, Content
-from forerun.models.tools.formats import Function, ToolFormat
+from forerun.models.chat.events import AnswerReader
+from forerun.models.chat.tool_format import Function, ToolFormat, json_format, one_of
 from forerun.server.errors import ApiError
 from forerun.server.protocol import AllowedChoice, NamedChoice, ToolBody, ToolChoice
 
@@ -74,7 +74,7 @@ class ToolUse:
     def is_constrained(self) -> bool:
         """Whether a grammar makes what begins as a call a call; otherwise calls are read from the text when they are whole."""
         if self.has_format and not self.is_forced:
-            return not self.form.marks.opens_text  # calls without a mark may be the beginning of other JSON
+            return not self.form.opens_text  # calls without a mark may be the beginning of other JSON
         is_bound = self.is_forced or self.is_narrowed or self.only_one
         return is_bound or any(function.is_strict for function in self.functions)
 
@@ -88,82 +88,17 @@ class ToolUse:
             form = self.form.forced(self.functions, only_one=self.only_one)
         elif wanted is not None:
             calls = self.form.forced(self.functions, only_one=self.only_one)
-            form = {"type": "or", "elements": [calls, _answer(wanted)]}
+            form = one_of(calls, self.form.answer(_answer(wanted)))
         elif self.is_constrained:
             form = self.form.after_text(self.functions, only_one=self.only_one)
         else:
             return None
         return {"structural_tag": {"type": "structural_tag", "format": form}}
 
-    def writer(self) -> CallWriter:
-        """Writes one completion."""
+    def reader(self) -> AnswerReader:
+        """Reads one completion."""
         names = frozenset(function.name for function in self.functions)
-        reader = self.form.reader(names, is_forced=self.is_constrained)
-        return CallWriter(reader, self.form, is_named=self.is_named, has_text=not self.is_forced)
-
-
-class CallWriter:
-    """Takes a completion's text apart as it grows, and makes deltas of it, each call at most once in each.
-
-    Args:
-        reader: finds the calls.
-        form: gives them ids.
-        is_named: the request names the function; OpenAI's `finish_reason` is "stop" then.
-        has_text: there may be text beside calls; otherwise what is none is the beginning of one that was cut, and left out.
-    """
-
-    def __init__(self, reader: CallReader, form: ToolFormat, *, is_named: bool, has_text: bool) -> None:
-        self._reader = reader
-        self._form = form
-        self._is_named = is_named
-        self._has_text = has_text
-        self._num_calls = 0
-
-    def events(self, text: str, *, finished: bool) -> list[CallEvent]:
-        """Text and calls in the order in which they stand."""
-        events = self._reader.push(text, finished=finished)
-        self._num_calls += sum(isinstance(event, CallBegin) for event in events)
-        return [event for event in events if self._has_text or not isinstance(event, Content)]
-
-    def delta(self, text: str, *, finished: bool) -> dict[str, Any]:
-        """`content` and `tool_calls`, each if there is any."""
-        content, calls, last = "", dict[int, dict[str, Any]](), self._num_calls - 1
-        for event in self.events(text, finished=finished):
-            match event:
-                case Content(more):
-                    content += more
-                case CallBegin(name):
-                    last += 1
-                    head = {"index": last, "id": self._form.new_id(), "type": "function"}
-                    calls[last] = {**head, "function": {"name": name, "arguments": ""}}
-                case Arguments(more):
-                    call = calls.setdefault(last, {"index": last, "function": {"arguments": ""}})
-                    call["function"]["arguments"] += more
-        return ({"content": content} if content else {}) | ({"tool_calls": list(calls.values())} if calls else {})
-
-    def message(self, text: str) -> dict[str, Any]:
-        """The assistant's whole message."""
-        delta = self.delta(text, finished=True)
-        calls = delta.get("tool_calls", [])
-        for call in calls:
-            del call["index"]
-        nothing = "" if self._has_text and not calls else None
-        message = {"role": "assistant", "content": delta.get("content", nothing), "refusal": None}
-        return message | ({"tool_calls": calls} if calls else {})
-
-    @property
-    def is_calling(self) -> bool:
-        """Whether a call has begun and is not whole; after the end, that it was cut."""
-        return self._reader.is_calling
-
-    @property
-    def has_called(self) -> bool:
-        """Whether there are calls, all of them whole."""
-        return self._num_calls > 0 and not self.is_calling
-
-    def finish_reason(self, reason: str | None) -> str | None:
-        """OpenAI's reason for the engine's."""
-        return "tool_calls" if reason == "stop" and self.has_called and not self._is_named else reason
+        return self.form.reader(names, is_forced=self.is_constrained)
 
 
 def tool_use(body: ToolFields, form: ToolFormat | None, *, parallel: bool, has_format: bool) -> ToolUse | None:
@@ -208,9 +143,9 @@ def _answer(wanted: Mapping[str, Any]) -> dict[str, Any]:
     """An answer other than calls, where its form is given too."""
     given = {name: value for name, value in wanted.items() if value is not None}
     if given == {"json_object": True}:
-        return {"type": "json_schema", "json_schema": {"type": "object"}}
+        return json_format({"type": "object"})
     if set(given) == {"json"} and isinstance(given["json"], Mapping):
-        return {"type": "json_schema", "json_schema": given["json"]}
+        return json_format(given["json"])
     raise ApiError(
         400,
         "tools: go with response_format json_schema or json_object only; leave one of them out, or set tool_choice",

@@ -17,14 +17,11 @@ from forerun.server.protocol import Body, ChatBody, ConversationBody, ForerunFie
 from forerun.server.request_params import STRUCTURING, in_clients_words
 from forerun.server.responders import event
 from forerun.server.served_model import ServedModel
-from forerun.server.tokenization import check_template_variables, conversation_text
+from forerun.server.tokenization import THINKING_VARIABLES, check_template_variables, conversation_text
 
 ChatFields = TypeVar("ChatFields", bound=ConversationBody)
 
 BETWEEN_PARTS = "\n\n"
-
-THINKING_VARIABLES = ("enable_thinking", "thinking")
-"""What templates call the variable that says whether the model thinks first: Qwen3's and GLM's, DeepSeek's and Granite's."""
 
 
 def refuse_fields_of_chat(body: Body, own: ForerunFields | None) -> None:

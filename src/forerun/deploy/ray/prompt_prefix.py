@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any
 
 from forerun.kv.prefix_cache import block_digests, root_digest
-from forerun.models.tools.conversation import ATTRIBUTION
+from forerun.models.chat.conversation import ATTRIBUTION
 
 TOKENS_PER_BLOCK = 64
 BYTES_PER_BLOCK = 256

@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from forerun.errors import RequestError, one_line
+from forerun.models.chat.call_reader import MOST_TOOL_DEPTH
+from forerun.models.chat.formats import DEFAULT, FORMATS, format_of
+from forerun.models.chat.tool_format import ToolFormat
 from forerun.models.tokenizer import Tokenizer
-from forerun.models.tools.call_reader import MOST_TOOL_DEPTH
-from forerun.models.tools.formats import DEFAULT, FORMATS, ToolFormat
 
 Message = dict[str, Any]
 
@@ -53,8 +54,12 @@ def lay_out(
         RequestError: a message or a tool is none, or the template refuses them.
     """
     laid_out, described = [_message(message) for message in messages], [_tool(tool) for tool in tools]
-    if tokenizer.find_tool_template(chat_template, has_tools=bool(described)) is None:
+    template = tokenizer.find_tool_template(chat_template, has_tools=bool(described))
+    taught = FORMATS.get(format_of(template) or "")
+    if template is None:
         laid_out, described = as_text(laid_out, described, form or FORMATS[DEFAULT]), []
+    elif taught is not None:
+        laid_out = taught.as_its_templates_take(laid_out)
     return tokenizer.render_chat(
         laid_out, tools=described or None, chat_template=chat_template, **arguments, **(variables or {})
     )

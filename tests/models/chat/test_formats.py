@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from forerun.models.tools.formats import FORMATS, format_of
+from forerun.models.chat.formats import FORMATS, format_of
 
 
 @pytest.mark.parametrize(
@@ -15,6 +15,7 @@ from forerun.models.tools.formats import FORMATS, format_of
         ("{% for call in calls %}[TOOL_CALLS] [...]{% endfor %}", "mistral"),
         ("""{{ '{"name": "' + call.name + '", "parameters": ' }}""", "llama3_json"),
         ("{{ '<|python_tag|>' }}", "llama3_json"),
+        ("<|start|>assistant<|channel|>final<|message|>", "openai"),
         ("<tool_call>\n<function=name>", None),
         ("<tool_call>name\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>", None),
         ("[TOOL_CALLS]name[ARGS]{}", None),

@@ -7,6 +7,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from forerun.models.chat.events import AnswerEvent, Arguments, CallBegin, Content
+
 STRETCH = 4096  # characters at a time: what waits is copied at each mark
 MOST_TOOL_DEPTH = 64  # levels of brackets in a schema or in arguments
 ARGUMENTS = ("arguments", "parameters")
@@ -16,30 +18,6 @@ KEYS = frozenset({"name", "type", "id", *ARGUMENTS})
 PLAIN = re.compile(r'[^"\\\x00-\x1f]*')  # characters of a string
 SCALAR = frozenset("+-.0123456789eEtrufalsn")
 CLOSING = {"{": "}", "[": "]"}
-
-
-@dataclass(frozen=True, slots=True)
-class Content:
-    """Text that is no part of a call."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class CallBegin:
-    """A call of a function; its arguments follow."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Arguments:
-    """More of the JSON text of the last call's arguments."""
-
-    text: str
-
-
-CallEvent = Content | CallBegin | Arguments
 
 
 class JsonCall:
@@ -197,10 +175,10 @@ class CallReader:
         self._rest = self._raw = ""
         self._call = JsonCall()
         self._num_reported = 0  # characters of the arguments
-        self._events: list[CallEvent] = []
+        self._events: list[AnswerEvent] = []
         self._read: Callable[[], bool] = self._read_start if marks.opens_text else self._read_text
 
-    def push(self, text: str, *, finished: bool = False) -> list[CallEvent]:
+    def push(self, text: str, *, finished: bool = False) -> list[AnswerEvent]:
         """Take more text; return what is certain now, at its end all that is left."""
         for at in range(0, len(text), STRETCH):
             self._rest += text[at : at + STRETCH]

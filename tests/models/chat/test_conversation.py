@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from forerun.errors import RequestError
+from forerun.models.chat.conversation import as_text, lay_out
+from forerun.models.chat.formats import FORMATS
 from forerun.models.tokenizer import load_tokenizer
-from forerun.models.tools.conversation import as_text, lay_out
-from forerun.models.tools.formats import FORMATS
 from tests.tiny_tokenizer import save_tiny_tokenizer
 
 USER = {"role": "user", "content": "How warm is it?"}
@@ -70,6 +70,23 @@ def test_a_template_that_reads_tools_gets_texts_in_one_piece_and_arguments_as_ob
     assert lay_out(tokenizer, messages, tools=[tool]) == (
         '[{"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}]'
         'Soon.[][{"type": "function", "function": {"name": "weather", "arguments": {"city": "Ulm"}}}]'
+    )
+
+
+def test_a_template_in_harmony_gets_each_call_in_a_message_of_its_own(tmp_path):
+    template = (
+        "{{ tools and '' }}{% for m in messages %}<|channel|>{{ m.role }}:{{ m.thinking or m.content }}"
+        "{% for call in m.tool_calls or [] %}{{ call.function.name }}{% endfor %};{% endfor %}"
+    )
+    tokenizer = load_tokenizer(save_tiny_tokenizer(tmp_path, chat_template=template))
+    calls = [CALL | {"id": "1"}, CALL | {"id": "2"}]
+    messages = [
+        {"role": "assistant", "content": "I ask.", "reasoning_content": "Hm.", "tool_calls": calls},
+        {"role": "tool", "content": "21", "tool_call_id": "1"},
+        {"role": "tool", "content": "22", "tool_call_id": "2"},
+    ]
+    assert lay_out(tokenizer, messages, tools=[TOOL]) == (
+        "<|channel|>assistant:Hm.\n\nI ask.weather;<|channel|>tool:21;<|channel|>assistant:weather;<|channel|>tool:22;"
     )
 
 

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forerun.models.tools.call_reader import Arguments, CallBegin, Content
-from forerun.models.tools.formats import FORMATS
+from forerun.models.chat.events import Arguments, CallBegin, Content
+from forerun.models.chat.formats import FORMATS, MarkedCalls
 
+MARKED = [name for name, form in FORMATS.items() if isinstance(form, MarkedCalls)]
 NAMES = frozenset({"add", "get_weather"})
 ARGUMENTS = ({}, {"a": 1, "b": [2.5, None, {"c": "}"}]}, {"text": 'a "b" \\ <tool_call> [TOOL_CALLS] é\n{'})
 
@@ -125,7 +126,7 @@ def test_what_a_form_writes_it_reads(form, is_forced):
     assert [(name, json.loads(arguments)) for name, arguments in reported] == calls
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", MARKED)
 def test_a_forced_call_is_told_as_it_comes_and_a_free_one_when_it_is_whole(form):
     text = FORMATS[form].written([("add", {"a": 1})])
     steps = {}
@@ -150,7 +151,7 @@ def texts(form):
     return st.lists(st.one_of(written, begun, marks, st.text(max_size=5)), max_size=6).map("".join)
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", MARKED)
 @given(data=st.data())
 def test_pieces_are_read_as_the_whole_and_nothing_is_lost(form, data):
     text = data.draw(texts(form))
@@ -162,7 +163,7 @@ def test_pieces_are_read_as_the_whole_and_nothing_is_lost(form, data):
     assert re.fullmatch("".join(expected), text)
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", MARKED)
 @given(data=st.data())
 def test_forced_calls_that_are_cut_are_told_as_far_as_they_go(form, data):
     calls = data.draw(

@@ -1,68 +1,34 @@
-"""The forms in which models write tool calls: as a grammar, as text, and which model writes which."""
+"""The forms in which models write tool calls and reasoning, and which model writes which."""
 
 from __future__ import annotations
 
 import json
 import uuid
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from forerun.models.tools.call_reader import CallReader, Marks
+from forerun.models.chat.call_reader import CallReader, Marks
+from forerun.models.chat.events import AnswerReader
+from forerun.models.chat.harmony import HARMONY
+from forerun.models.chat.reasoning import THINK, ReasoningForm, ReasoningMarks
+from forerun.models.chat.tool_format import Function, ToolFormat, json_format, one_of, regex, styled
 
-STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""White space as `json.dumps` writes it, which is what models have seen; llguidance's names."""
-
-LLAMA3_OTHER_TEXT = {"type": "regex", "pattern": r"([^{\s](.|\n)*)?"}
+LLAMA3_OTHER_TEXT = regex(r"([^{\s](.|\n)*)?")
 MISTRAL_ID_LENGTH = 9  # letters and digits; its templates refuse others
 
 
-@dataclass(frozen=True, slots=True)
-class Function:
-    """A function as a grammar needs it: its name and the JSON Schema of its arguments, an object.
-
-    `is_strict`: a keyword of the schema that cannot be obeyed is an error, not left out.
-    """
-
-    name: str
-    schema: Mapping[str, Any]
-    is_strict: bool = False
-
-
-class ToolFormat(ABC):
-    """A form in which models write tool calls: JSON objects of a name and arguments, between marks.
-
-    `forced` and `after_text` return formats of structural tags (see `grammar.structural_tags`).
-    """
+class MarkedCalls(ToolFormat):
+    """JSON objects of a name and arguments, between marks."""
 
     marks: Marks
     arguments_key = "arguments"
 
-    @property
-    def mark(self) -> str:
-        """What calls begin with; answers must show it where it is a special token."""
-        return self.marks.begin
+    def __init__(self) -> None:
+        self.mark, self.opens_text = self.marks.begin, self.marks.opens_text
 
-    @abstractmethod
-    def forced(self, functions: Sequence[Function], *, only_one: bool) -> dict[str, Any]:
-        """Nothing but calls, one at least."""
-
-    @abstractmethod
-    def after_text(self, functions: Sequence[Function], *, only_one: bool) -> dict[str, Any]:
-        """Any text, and calls where the model begins one."""
-
-    @abstractmethod
-    def written(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
-        """Calls, (name, arguments) each, as the model would write them."""
-
-    def reader(self, names: frozenset[str], *, is_forced: bool) -> CallReader:
-        """A reader of one text; with `is_forced` a grammar completes each call that has begun, so it is reported at once."""
+    def reader(self, names: frozenset[str], *, is_forced: bool) -> AnswerReader:
+        """A reader of the marks and what is between them."""
         return CallReader(self.marks, names, is_forced=is_forced)
-
-    def new_id(self) -> str:
-        """An id for a call, as templates of such models take it; here as OpenAI's look."""
-        return f"call_{uuid.uuid4().hex[:24]}"
 
     def objects(self, functions: Sequence[Function], *, before: str = "", after: str = "") -> list[dict[str, Any]]:
         """A tag for each function's call, with texts around it."""
@@ -70,7 +36,7 @@ class ToolFormat(ABC):
             {
                 "type": "tag",
                 "begin": f'{before}{{"name": {json.dumps(function.name)}, "{self.arguments_key}": ',
-                "content": {"type": "json_schema", "json_schema": _styled(function)},
+                "content": json_format(styled(function)),
                 "end": f"}}{after}",
             }
             for function in functions
@@ -81,7 +47,7 @@ class ToolFormat(ABC):
         return json.dumps({"name": name, self.arguments_key: arguments}, ensure_ascii=False)
 
 
-class Hermes(ToolFormat):
+class Hermes(MarkedCalls):
     """Calls of Hermes, Qwen 2.5 and 3, and many small models.
 
     `<tool_call>`, a line with `{"name": ..., "arguments": {...}}`, `</tool_call>`; one call each.
@@ -112,7 +78,7 @@ class Hermes(ToolFormat):
         return self.objects(functions, before=f"{self.mark}\n", after=f"\n{self.marks.closing}")
 
 
-class Llama3Json(ToolFormat):
+class Llama3Json(MarkedCalls):
     """Calls of Llama 3.1 and 3.2.
 
     `{"name": ..., "parameters": {...}}` as the whole text; its templates take one call a message. Several, with
@@ -128,14 +94,14 @@ class Llama3Json(ToolFormat):
 
     def after_text(self, functions: Sequence[Function], *, only_one: bool) -> dict[str, Any]:
         """One call, or a text that does not begin as one."""
-        return {"type": "or", "elements": [self.forced(functions, only_one=only_one), LLAMA3_OTHER_TEXT]}
+        return one_of(self.forced(functions, only_one=only_one), LLAMA3_OTHER_TEXT)
 
     def written(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
         """Calls with semicolons between them."""
         return "; ".join(self.object(name, arguments) for name, arguments in calls)
 
 
-class Mistral(ToolFormat):
+class Mistral(MarkedCalls):
     """Calls of Mistral's models up to tokenizer v7, `[TOOL_CALLS]` and a list of `{"name": ..., "arguments": {...}}`.
 
     Later ones write another form.
@@ -170,12 +136,19 @@ class Mistral(ToolFormat):
         return uuid.uuid4().hex[:MISTRAL_ID_LENGTH]
 
 
-FORMATS: dict[str, ToolFormat] = {"hermes": Hermes(), "llama3_json": Llama3Json(), "mistral": Mistral()}
+FORMATS: dict[str, ToolFormat] = {
+    "hermes": Hermes(),
+    "llama3_json": Llama3Json(),
+    "mistral": Mistral(),
+    "openai": HARMONY,
+}
+"""Forms of calls by vLLM's names."""
 
 DEFAULT = "hermes"
 """For templates that say nothing of tools: what most small models have seen, if any."""
 
 SIGNS = (
+    ("<|channel|>", "openai"),
     ("<function=", None),  # Qwen3-Coder's
     ("<arg_key>", None),  # GLM's, within <tool_call>
     ("[ARGS]", None),  # Mistral's newer one
@@ -198,9 +171,26 @@ def format_of(tool_template: str | None) -> str | None:
     return next((name for sign, name in SIGNS if sign in tool_template), None)
 
 
-def _styled(function: Function) -> dict[str, Any]:
-    """A function's schema for llguidance; keywords that it does not know count only where the schema is strict."""
-    return {**function.schema, "x-guidance": STYLE | {"lenient": not function.is_strict}}
+REASONING: dict[str, ReasoningForm] = {
+    "qwen3": THINK,
+    "deepseek_r1": THINK,
+    "mistral": ReasoningMarks("[THINK]", "[/THINK]"),
+    "openai_gptoss": HARMONY,
+}
+"""Forms of reasoning by vLLM's names; models of several makers write the first two, which are the same here."""
+
+REASONING_SIGNS = (
+    ("<|channel|>", "openai_gptoss"),
+    ("<think>", "qwen3"),
+    ("</think>", "qwen3"),
+    ("[THINK]", "mistral"),
+)
+"""Text in a chat template -> the form in which its model writes reasoning; the first match counts."""
+
+
+def reasoning_of(chat_template: str) -> str | None:
+    """Name of the form in which a model writes its reasoning; None if its template shows none."""
+    return next((name for sign, name in REASONING_SIGNS if sign in chat_template), None)
 
 
 def _in_a_row(tags: list[dict[str, Any]], separator: str, *, only_one: bool) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""Conversations with tools: how they are laid out, and the forms in which models answer them: text, calls and reasoning."""
