@@ -19,6 +19,7 @@ class FakeTokenizer:
     """Every character is a token, its id its code point."""
 
     has_chat_template = True
+    chat_template: str | None = None
 
     def encode(self, text: str) -> list[int]:
         return [ord(char) for char in text]

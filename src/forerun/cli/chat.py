@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 from forerun.cli import loading
 from forerun.cli.answer import Answer, read_answer
+from forerun.cli.chat_answer import ChatAnswer, ask
 from forerun.cli.command import command
 from forerun.cli.options import EngineOptions, SamplingOptions
 from forerun.cli.speculation_figures import speculation_rows
-from forerun.core.outputs import StreamDelta
 from forerun.errors import ForerunError, ModelError, WorkerError, did_you_mean
 
 if TYPE_CHECKING:
@@ -128,16 +128,12 @@ class Conversation:
     def _answer(self, question: str) -> None:
         """Stream the answer and keep the part that was shown; drop the question if nothing was."""
         self.messages.append({"role": "user", "content": question})
-        parts: list[str] = []
-
-        def show(delta: StreamDelta) -> None:
-            parts.append(delta.text)
-            sys.stdout.write(delta.text)
-            sys.stdout.flush()
-
+        shown: ChatAnswer | None = None
         try:
+            deltas, shown = ask(self._llm, self.messages, self._params)
             with _first_ctrl_c() as pressed:
-                answer = read_answer(self._llm.stream_chat(self.messages, self._params), show, stop=pressed.is_set)
+                answer = read_answer(deltas, shown.add, stop=pressed.is_set)
+            shown.end()
             print(self._remark(answer))
         except KeyboardInterrupt:
             print(" [stopped]")
@@ -145,10 +141,11 @@ class Conversation:
             raise  # no question can be answered any more
         except ForerunError as error:
             print(f"error: {error} (/reset forgets the conversation)", file=sys.stderr)
-        if "".join(parts):
-            self.messages.append({"role": "assistant", "content": "".join(parts)})
-        else:
+        message = None if shown is None else shown.message
+        if message is None:
             self.messages.pop()
+        else:
+            self.messages.append(message)
 
     def _remark(self, answer: Answer) -> str:
         """A note after an answer that was stopped or cut off."""

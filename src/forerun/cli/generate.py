@@ -18,6 +18,7 @@ from forerun.errors import ModelError, RequestError
 
 if TYPE_CHECKING:
     from forerun import LLM
+    from forerun.cli.chat_answer import ChatAnswer
 
 StdinFlag = Annotated[bool, Parameter(name="-", negative=(), show_default=False)]
 SAMPLING, ENGINE = SamplingOptions(), EngineOptions()
@@ -44,7 +45,8 @@ def generate(
         model: A folder, a .gguf file, a known name (see "forerun models list") or a hub id org/name.
         prompt: The text to continue; one that starts with a hyphen comes last, after all options and --.
         from_stdin: Read the prompt from standard input, without its last line break.
-        chat: Take the prompt as a user's message and answer it by the model's chat template.
+        chat: Take the prompt as a user's message and answer it by the model's chat template; what the model thinks first goes
+            to standard error.
         stream: Show text as it is written, instead of all at the end.
         json_output: Print one line of JSON for machines, and nothing else, on standard output.
 
@@ -62,16 +64,26 @@ def generate(
     llm = loading.load_llm(model, engine)
     if chat and not llm.get_tokenizer().has_chat_template:
         raise ModelError(f"--chat: {model} has no chat template, which says how to put a question to it; leave it out")
-    show = _write if stream and not json_output else hide
-    deltas = llm.stream_chat([{"role": "user", "content": text}], params) if chat else llm.stream(text, params)
-    answer = read_answer(deltas, show)
-    if json_output:
-        print(json.dumps(_report(model, text, answer, llm)))
+    is_shown = stream and not json_output
+    said: ChatAnswer | None = None
+    if chat:
+        from forerun.cli.chat_answer import ask  # here: most starts need none of it
+
+        deltas, said = ask(llm, [{"role": "user", "content": text}], params, is_shown=is_shown)
+        answer = read_answer(deltas, said.add)
+        answer.text = said.content
     else:
-        print("" if stream else answer.text, flush=True)
-        if not answer.text and answer.finish_reason == "stop":
-            how = "" if chat else "; --chat asks it as a user does"
-            print(f"{model}: the text is empty, the model ended it at once{how}", file=sys.stderr)
+        answer = read_answer(llm.stream(text, params), _write if is_shown else hide)
+    if json_output:
+        print(json.dumps(_report(model, text, answer, llm) | ({} if said is None else {"reasoning": said.reasoning})))
+        return
+    if not stream and said is not None:
+        said.show()
+    print("" if stream or said is not None else answer.text, flush=True)
+    is_empty = not answer.text and (said is None or not said.reasoning)
+    if is_empty and answer.finish_reason == "stop":
+        how = "" if chat else "; --chat asks it as a user does"
+        print(f"{model}: the text is empty, the model ended it at once{how}", file=sys.stderr)
 
 
 def _prompt(given: str | None, from_stdin: bool) -> str:

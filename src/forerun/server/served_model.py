@@ -19,7 +19,7 @@ from forerun.engine.client import EngineRequest
 from forerun.engine.stats import Metric
 from forerun.errors import DeviceLostError, ModelError
 from forerun.llm import LLM
-from forerun.models.chat.formats import FORMATS, REASONING, format_of, reasoning_of
+from forerun.models.chat.formats import FORMATS, format_of, reasoning_form
 from forerun.models.chat.reasoning import ReasoningForm
 from forerun.models.chat.tool_format import ToolFormat
 from forerun.server.engine_thread import EngineEndedError, EngineError, EngineThread, Event
@@ -108,10 +108,9 @@ class ServedModel:
     @cached_property
     def reasoning_form(self) -> ReasoningForm | None:
         """How this model writes its reasoning; None where that is not known, or it is not to be taken apart."""
-        template = self.llm.get_tokenizer().chat_template if self.llm.has_tokenizer else None
-        named = {} if template is None else {"": template} if isinstance(template, str) else template
-        name = self.options.reasoning_parser or reasoning_of("".join(named.values()))
-        return None if name is None else REASONING.get(name)
+        if not self.llm.has_tokenizer:
+            return None
+        return reasoning_form(self.llm.get_tokenizer(), self.options.reasoning_parser)
 
     @cached_property
     def hides_calls(self) -> bool:

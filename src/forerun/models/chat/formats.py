@@ -12,6 +12,7 @@ from forerun.models.chat.events import AnswerReader
 from forerun.models.chat.harmony import HARMONY
 from forerun.models.chat.reasoning import THINK, ReasoningForm, ReasoningMarks
 from forerun.models.chat.tool_format import Function, ToolFormat, json_format, one_of, regex, styled
+from forerun.models.tokenizer import Tokenizer
 
 LLAMA3_OTHER_TEXT = regex(r"([^{\s](.|\n)*)?")
 MISTRAL_ID_LENGTH = 9  # letters and digits; its templates refuse others
@@ -188,9 +189,13 @@ REASONING_SIGNS = (
 """Text in a chat template -> the form in which its model writes reasoning; the first match counts."""
 
 
-def reasoning_of(chat_template: str) -> str | None:
-    """Name of the form in which a model writes its reasoning; None if its template shows none."""
-    return next((name for sign, name in REASONING_SIGNS if sign in chat_template), None)
+def reasoning_form(tokenizer: Tokenizer, name: str | None = None) -> ReasoningForm | None:
+    """The form in which a model writes its reasoning, by its name, or else as its chat templates show it; None for none."""
+    if name is None:
+        template = tokenizer.chat_template or ""
+        text = template if isinstance(template, str) else "".join(template.values())
+        name = next((one for sign, one in REASONING_SIGNS if sign in text), None)
+    return None if name is None else REASONING.get(name)
 
 
 def _in_a_row(tags: list[dict[str, Any]], separator: str, *, only_one: bool) -> dict[str, Any]:
