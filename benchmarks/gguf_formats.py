@@ -1,9 +1,9 @@
 """Compares forerun with llama.cpp on the same GGUF files: random weights in the shape of a Llama of 1.07 billion weights, of a Mixtral
-of 0.9 billion of which a token takes a fifth, or of a gpt-oss of 1.8 billion of which it takes a fifth, or files.
+of 0.9 billion of which a token takes a fifth, or of gpt-oss-20b with a smaller vocabulary, or files.
 
     python -m benchmarks.gguf_formats --formats Q4_0 Q4_K_M Q8_0 --rounds 7 --folder /tmp/gguf --json FILE
     python -m benchmarks.gguf_formats --shape random-mixtral-1b --formats Q4_0 Q8_0 --rounds 7 --folder /tmp/gguf --json FILE
-    python -m benchmarks.gguf_formats --shape random-gpt-oss-1b --formats MXFP4 --rounds 7 --folder /tmp/gguf --json FILE
+    python -m benchmarks.gguf_formats --shape random-gpt-oss-20b --layers 6 --formats MXFP4 --rounds 7 --folder /tmp/gguf --json FILE
     python -m benchmarks.gguf_formats --files SmolLM2-135M-Instruct.Q4_1.gguf --beside smollm2-135m --folder /tmp/gguf --json FILE
     python -m benchmarks.gguf_formats --formats Q4_0 --layers 1 --rounds 1 --folder /tmp/gguf    # does it run?
 
@@ -39,7 +39,7 @@ from forerun.models.store import resolve_model
 from forerun.ops.block_formats import BLOCK_FORMATS
 
 CONFIGS = Path(__file__).parent / "configs"
-SHAPES = ("random-llama-1b", "random-mixtral-1b", "random-gpt-oss-1b")
+SHAPES = ("random-llama-1b", "random-mixtral-1b", "random-gpt-oss-20b")
 EXPERTS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
 TOKENIZER = "smollm2-135m"  # of as many tokens
 MIXES = ("Q4_K_M", "Q5_K_M", "Q3_K_M")

@@ -29,7 +29,6 @@ from forerun.engine.stats import EngineStats, Metric
 from forerun.errors import ConfigError, ModelError, RequestError, UnknownKeyError, did_you_mean, refuse_unknown_keys
 from forerun.executor.local import LocalExecutor
 from forerun.models.base import LoadedTarget
-from forerun.models.chat.conversation import lay_out
 from forerun.models.generation_config import SamplingDefaults
 from forerun.models.store import resolve_model
 from forerun.models.tokenizer import Tokenizer
@@ -321,6 +320,8 @@ class LLM:
         self, messages: Sequence[Message] | Sequence[Sequence[Message]], template: Mapping[str, Any]
     ) -> list[Prompt]:
         """Text and token ids of each conversation; one conversation alone counts as a list of one."""
+        from forerun.models.chat.conversation import lay_out  # here: who continues texts need not wait for it
+
         tokenizer = self.get_tokenizer()
         arguments = _layout_arguments(template, tokenizer)
         texts = [lay_out(tokenizer, conversation, **arguments) for conversation in _as_conversations(messages)]
