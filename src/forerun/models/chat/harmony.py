@@ -24,15 +24,14 @@ from forerun.models.chat.events import (
 )
 from forerun.models.chat.reasoning import Place, ReasonedReader, ReasoningForm
 from forerun.models.chat.tool_format import (
-    ANY_TEXT,
     Function,
     ToolFormat,
     const,
     json_format,
     one_of,
+    regex,
     row,
     styled,
-    up_to,
 )
 from forerun.models.tokenizer import Tokenizer
 
@@ -40,7 +39,8 @@ START, CHANNEL, MESSAGE, END = "<|start|>", "<|channel|>", "<|message|>", "<|end
 NEXT = f"{END}{START}assistant"
 ANALYSIS, FINAL, PREAMBLE = (f"{CHANNEL}{name}{MESSAGE}" for name in ("analysis", "final", "commentary"))
 
-MARKS = (START, CHANNEL, MESSAGE, END, "<|constrain|>", "<|call|>", "<|return|>")
+ENDS = (END, "<|call|>", "<|return|>")
+MARKS = (START, CHANNEL, MESSAGE, "<|constrain|>", *ENDS)
 ANY_MARK = re.compile("|".join(map(re.escape, MARKS)))
 LONGEST_MARK = max(map(len, MARKS))
 CHANNEL_NAME = re.compile(r"<\|channel\|>\s*([a-z]+)")
@@ -52,6 +52,9 @@ ROLES = ("assistant", "to=")
 
 MOST_HEADER = 512  # characters; what is longer is no header
 BETWEEN_MESSAGES = "\n\n"
+
+BODY = regex(r"(.|\n)*")
+"""The format of any text without special tokens, which would begin another message."""
 
 
 class Kind(Enum):
@@ -270,8 +273,8 @@ class Harmony(ToolFormat, ReasoningForm):
 
     def after_text(self, functions: Sequence[Function], *, only_one: bool) -> dict[str, Any]:
         """One call, perhaps after what the model says to the user beforehand, or an answer."""
-        before = one_of(up_to(NEXT, begin=PREAMBLE), const(""))
-        return row(before, one_of(self.forced(functions, only_one=only_one), self.answer(ANY_TEXT)))
+        before = one_of(row(const(PREAMBLE), BODY, const(NEXT)), const(""))
+        return row(before, one_of(self.forced(functions, only_one=only_one), self.answer(BODY)))
 
     def answer(self, form: dict[str, Any]) -> dict[str, Any]:
         """A message on the final channel."""
@@ -330,8 +333,9 @@ class Harmony(ToolFormat, ReasoningForm):
     def before(self, place: Place, *, may_think: bool) -> list[dict[str, Any]]:
         """A message of reasoning, or nothing where none is open."""
         if place.is_reasoning:
-            return [up_to(NEXT)]
-        return [one_of(up_to(NEXT, begin=ANALYSIS), const(""))] if place == Place.START and may_think else []
+            return [BODY, const(NEXT)]
+        thoughts = row(const(ANALYSIS), BODY, const(NEXT))
+        return [one_of(thoughts, const(""))] if place == Place.START and may_think else []
 
     def frame(self, place: Place) -> list[dict[str, Any]]:
         """The header of the final message, unless the prompt has it."""
@@ -341,16 +345,19 @@ class Harmony(ToolFormat, ReasoningForm):
 
     def num_tokens(self, token_ids: Sequence[int], tokenizer: Tokenizer, *, place: Place, is_cut: bool) -> int:  # noqa: ARG002
         """The messages on the channel analysis, with their headers and ends."""
-        ends = {tokenizer.id_of(mark) for mark in (END, "<|call|>", "<|return|>")}
-        message_id, begin, count, is_reasoning = tokenizer.id_of(MESSAGE), 0, 0, place.is_reasoning
-        for at, token_id in enumerate([*token_ids, None]):
-            if token_id == message_id:
+        marks = {tokenizer.id_of(mark): mark for mark in MARKS}
+        count, begin, has_body = 0, 0, place not in (Place.START, Place.CLOSED)
+        is_reasoning = place.is_reasoning
+        for at, token_id in enumerate(token_ids):
+            mark = marks.get(token_id)
+            if mark == MESSAGE and not has_body:
                 header = tokenizer.decode(token_ids[begin:at], skip_special_tokens=False)
-                is_reasoning = f"{CHANNEL}analysis" in header
-            elif token_id is None or token_id in ends:
-                count += (min(at + 1, len(token_ids)) - begin) if is_reasoning else 0
-                begin, is_reasoning = at + 1, False
-        return count
+                has_body, is_reasoning = True, f"{CHANNEL}analysis" in header
+            elif mark in ENDS or mark == START or (mark == CHANNEL and has_body):
+                end = at + 1 if mark in ENDS else at
+                count += end - begin if is_reasoning else 0
+                begin, has_body, is_reasoning = end, False, False
+        return count + (len(token_ids) - begin if is_reasoning else 0)
 
 
 def _call_alone(call: dict[str, Any]) -> dict[str, Any]:

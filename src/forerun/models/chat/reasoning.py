@@ -113,8 +113,8 @@ class ReasoningMarks(ReasoningForm):
         text, said = prompt.rstrip(), last_message.strip()
         if is_continued and said:
             return self._place_in(said) or self._place_before(text.removesuffix(said).rstrip())
-        is_bare = bool(said) and said not in self.marks and text.endswith(said)
-        return Place.START if is_bare else self._place_at_end(text)
+        is_talk = said not in self.marks and said.endswith(self.marks) and text.endswith(said)
+        return Place.START if is_talk else self._place_at_end(text)
 
     def around(self, then: AnswerReader, place: Place) -> ReasonedReader:
         """A reader of the marks."""
