@@ -21,7 +21,8 @@ from tests.server.test_reasoning import (
     streamed,
     without_ids,
 )
-from tests.server.thinking_models import CHANNEL, harmony_target, writing
+from tests.server.thinking_models import CHANNEL, START, harmony_target, writing
+from tests.server.thinking_models import MESSAGE as MESSAGE_MARK
 from tests.server.thinking_models import NEXT as END
 from tests.server.tool_models import TOOLS, fits, tool, tool_llm
 
@@ -71,6 +72,26 @@ def test_channels_are_apart(either, monkeypatch):
     assert whole["usage"]["completion_tokens_details"] == {"reasoning_tokens": count}
 
 
+@pytest.mark.parametrize("next_message", ["<|start|>assistant", ""])
+def test_usage_counts_reasoning_that_the_next_message_ends(server, monkeypatch, next_message):
+    with writing(monkeypatch, f"{ANALYSIS}Hm, so.{next_message}{FINAL}Yes."):
+        answer = ask(server)
+    count = len(server.llm.get_tokenizer().encode(f"{ANALYSIS}Hm, so."))
+    assert answer["usage"]["completion_tokens_details"] == {"reasoning_tokens": count}
+
+
+def test_log_probabilities_of_several_messages_stand_once(server, monkeypatch):
+    written = f"{PREAMBLE}So.{NEXT}{FINAL}Yes."
+    with writing(monkeypatch, written):
+        for response in (
+            response_items.create(server, **response_items.LOGPROBS, max_output_tokens=200),
+            response_items.joined(response_items.stream(server, **response_items.LOGPROBS, max_output_tokens=200)),
+        ):
+            (item,) = response["output"]
+            told = "".join(entry["token"] for entry in item["content"][0]["logprobs"])
+            assert (item["content"][0]["text"], told) == ("So.\n\nYes.", f"{written}<|im_end|>")
+
+
 def test_a_call_is_read_behind_what_is_said_before_it(either, monkeypatch):
     with writing(monkeypatch, CALLED):
         (choice,) = ask(either, tools=TOOLS)["choices"]
@@ -114,6 +135,12 @@ def test_an_answer_matches_on_its_final_channel(either, fields):
     assert answer["choices"][0]["finish_reason"] == "stop"
 
 
+def test_thoughts_that_would_begin_other_messages_do_not_stand_before_what_must_match(server):
+    bias = {"logit_bias": {START: 18, CHANNEL: 18, MESSAGE_MARK: 14, END: 18}, "max_tokens": 120}
+    message = message_of(server, response_format=FORMAT, temperature=1.0, seed=467, **bias)
+    assert json.loads(message["content"])["ok"] in (True, False)
+
+
 def test_where_an_answer_is_continued_it_matches_from_there_on(server):
     messages = [*CHAT, {"role": "assistant", "content": '{"ok"'}]
     fields = {
@@ -121,7 +148,29 @@ def test_where_an_answer_is_continued_it_matches_from_there_on(server):
         "continue_final_message": True,
         "add_generation_prompt": False,
     }
-    assert message_of(server, messages=messages, **fields)["content"] == ": true}"
+    answer = ask(server, messages=messages, **fields)
+    assert answer["choices"][0]["message"]["content"] == ": true}"
+    assert answer["usage"]["completion_tokens"] == len(": true}") + 1, "no header stands before it"
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [
+        {"add_generation_prompt": False},
+        {
+            "messages": [*CHAT, {"role": "assistant", "content": "Yes"}],
+            "continue_final_message": True,
+            "add_generation_prompt": False,
+        },
+    ],
+    ids=["without the beginning of an answer", "continued"],
+)
+def test_forced_calls_are_messages_of_their_own_wherever_a_prompt_ends(server, begun):
+    for bias in (20, -100):  # the recipient behind the channel, or before it
+        fields = {"tools": TOOLS, "tool_choice": "required", "logit_bias": {CHANNEL: bias, END: 20}, "max_tokens": 300}
+        (choice,) = ask(server, **fields, **begun)["choices"]
+        assert choice["finish_reason"] == "tool_calls"
+        assert choice["message"]["tool_calls"]
 
 
 @pytest.mark.parametrize("seed", range(4))

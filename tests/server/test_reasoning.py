@@ -261,6 +261,16 @@ def test_an_answer_matches_at_once_or_behind_reasoning(either, fields):
     assert matches(fields, answer["choices"][0]["message"]["content"])
 
 
+@pytest.mark.parametrize("settings", [{"disable_any_whitespace": True}, {"whitespace_pattern": "[ ]"}])
+def test_white_space_behind_reasoning_is_what_is_allowed(server, settings):
+    (newline,) = server.llm.get_tokenizer().encode("\n")
+    schema = {name: value for name, value in SCHEMA.items() if name != "x-guidance"}
+    wanted = {"structured_outputs": {"json": schema, **settings}, "logit_bias": {END: 100, newline: 30}}
+    message = message_of(server, **wanted, **OPENS)
+    assert "\n" not in message["content"]
+    assert json.loads(message["content"])["ok"] in (True, False)
+
+
 @pytest.mark.parametrize("text", ["<|im_end|>", "<think>.", "a\nb [c]\\/é"])
 def test_a_choice_behind_reasoning_is_spelled_whatever_tokens_it_names(either, text):
     wanted = {"structured_outputs": {"choice": [text]}, "logit_bias": {END: 100}}

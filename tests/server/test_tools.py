@@ -376,3 +376,9 @@ def test_the_clients_stream_helper_puts_calls_together(server):
         (choice,) = stream.get_final_completion().choices
     assert choice.finish_reason == "tool_calls"
     assert fits(choice.message.tool_calls[0])
+
+
+def test_the_beginning_of_a_spelled_mark_is_no_content_of_an_answer_that_must_call():
+    with served(tool_llm(tool_target(HERMES, ()))) as server:
+        (choice,) = create(server, tool_choice="required", max_tokens=3).choices
+    assert (choice.finish_reason, choice.message.content, choice.message.tool_calls) == ("length", None, None)

@@ -41,8 +41,8 @@ HARMONY = (
 """Lays conversations out in the form of gpt-oss, and takes what its template takes."""
 
 HARMONY_MARKS = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>")
-CHANNEL, MESSAGE, NEXT = 261, 262, 263
-"""Of these, the tokens of all but the first."""
+START, CHANNEL, MESSAGE, NEXT = 260, 261, 262, 263
+"""Their tokens."""
 
 MARKS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
 OPENS_CALL, BEGIN, END = 260, 262, 263

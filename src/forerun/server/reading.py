@@ -54,18 +54,16 @@ class Reading:
         if wanted is None or reasoning is None:
             return sampling
         form_of_calls: object = None if self.tools is None else self.tools.form
-        frame = [] if form_of_calls is reasoning else reasoning.frame(self.place)  # or what tools ask for has it
+        frame = reasoning.frame(self.place, may_call=form_of_calls is reasoning)
         before = [*reasoning.before(self.place, may_think=self.may_think), *frame]
-        if wanted.kind == "grammar" and not (frame or self.place.is_reasoning):
-            return sampling
-        if wanted.kind == "grammar":
+        if wanted.kind == "grammar" and (frame or self.place.is_reasoning):
             raise ApiError(
                 400,
                 "structured_outputs.grammar: the answer stands behind reasoning, where a grammar cannot be put; "
                 "give json, regex, choice or structural_tag, or turn reasoning off in chat_template_kwargs",
                 param="structured_outputs",
             )
-        if not before:
+        if wanted.kind == "grammar" or not before:
             return sampling
         form = row(*before, _tag_format(wanted))
         return replace(sampling, structured_outputs={"structural_tag": {"type": "structural_tag", "format": form}})
@@ -157,11 +155,6 @@ class AnswerWriter:
         """An id for a call."""
         assert self._tools is not None
         return self._tools.form.new_id()
-
-    @property
-    def is_reasoning(self) -> bool:
-        """Whether reasoning goes on; after the end, that it was cut."""
-        return self._reasoning is not None and self._reasoning.is_reasoning
 
     @property
     def is_calling(self) -> bool:

@@ -36,7 +36,7 @@ class Output:
 
         Args:
             parts: more of the answer.
-            logprobs: of the tokens of the one text among the parts.
+            logprobs: of the tokens of the parts; the first text among them has all.
             is_calling: whether the last call goes on.
         """
         events: list[dict[str, Any]] = []
@@ -47,6 +47,7 @@ class Output:
                         events += self._begin_message()
                     self._logprobs += logprobs
                     events.append(self._of_part("output_text.delta", delta=self._more(text), logprobs=list(logprobs)))
+                    logprobs = ()
                 case Reasoning(text):
                     if not self._is_open("reasoning"):
                         events += self._begin_reasoning()

@@ -132,6 +132,13 @@ def test_a_forced_call_that_is_cut_goes_on_to_be_one(arguments):
     assert reader.is_calling
 
 
+@pytest.mark.parametrize(("text", "is_cut"), [(ANALYSIS, True), (f"{ANALYSIS}Hm.{NEXT}", False)])
+def test_reasoning_that_is_cut_goes_on_to_be_it(text, is_cut):
+    reader = HarmonyReader(NAMES, is_forced=False)
+    reader.push(text, finished=True)
+    assert reader.is_reasoning == is_cut
+
+
 def test_calls_in_another_form_are_read_in_the_content():
     then = FORMATS["hermes"].reader(NAMES, is_forced=False)
     reader = HARMONY.around(then, Place.START)
@@ -209,6 +216,20 @@ def test_each_of_several_calls_stands_before_its_result():
         result("2", "sunny"),
         messages[-1],
     ]
+
+
+def test_results_without_ids_are_those_of_the_calls_in_turn():
+    calls = [{"type": "function", "function": {"name": name, "arguments": {}}} for name in ("add", "get_weather")]
+    results = [{"role": "tool", "content": content} for content in ("3", "sunny")]
+    taken = HARMONY.as_its_templates_take([{"role": "assistant", "content": "", "tool_calls": calls}, *results])
+    assert [one.get("tool_calls") or one for one in taken] == [calls[:1], results[0], calls[1:], results[1]]
+
+
+def test_a_result_stands_once_whatever_its_id():
+    calls = [call("add", "1"), call("add", "1")]
+    message = {"role": "assistant", "content": "", "tool_calls": calls}
+    taken = HARMONY.as_its_templates_take([message, result("1", "3"), result("1", "4")])
+    assert [one["content"] for one in taken if one["role"] == "tool"] == ["3", "4"]
 
 
 def test_a_conversation_without_several_calls_stays_as_it_is():

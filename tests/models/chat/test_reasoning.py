@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from forerun.models.chat.events import CallBegin, Content, Reasoning, TextReader
-from forerun.models.chat.formats import FORMATS, REASONING, reasoning_of
+from forerun.models.chat.formats import FORMATS, REASONING, reasoning_form
 from forerun.models.chat.reasoning import THINK, Place, ReasoningReader
 from tests.models.chat.test_call_reader import ADD, CALL, cut
 
@@ -126,6 +128,8 @@ GENERATION = "<|user|>hello<|assistant|>"
         ("<|user|>write <think><|assistant|>", "write <think>", Place.START),
         ("<|user|></think><|assistant|><think>", "</think>", Place.OPENED),
         ("write <think>", "write <think>", Place.START),
+        ("<|user|>nk><|assistant|><think>", "nk>", Place.OPENED),
+        ("<|user|>><|assistant|><think>\n", ">", Place.OPENED),
     ],
 )
 def test_what_the_template_writes_behind_the_last_message_counts(prompt, last_message, place):
@@ -140,7 +144,10 @@ def test_what_the_template_writes_behind_the_last_message_counts(prompt, last_me
         ("", "<think>Hm.</think>", Place.CLOSED),
         ("", "<think>Hm.</think>\n\nYes", Place.BEHIND),
         ("", "Yes", Place.BEHIND),
+        ("", "Write <think>", Place.BEHIND),
+        ("", "<think>Hm.</think>Write <think> first", Place.BEHIND),
         ("<think>\n", "Hm", Place.INSIDE),
+        ("<think>\n", "Hm.</think>", Place.CLOSED),
         ("<think>\n\n</think>\n\n", "Yes", Place.BEHIND),
         ("<think>\nHm.\n</think>\n\n", "", Place.CLOSED),
         ("", "", Place.START),
@@ -160,8 +167,12 @@ def test_a_message_that_is_continued_has_begun(written, content, place):
         ("<|start|>assistant<|channel|>analysis<|message|>", "openai_gptoss"),
         ("{{ message.content }}", None),
         ("", None),
+        (None, None),
+        ({"default": "{{ message.content }}", "tool_use": "<think>"}, "qwen3"),
     ],
 )
 def test_a_template_shows_its_marks(template, name):
-    assert reasoning_of(template) == name
-    assert name is None or name in REASONING
+    tokenizer = SimpleNamespace(chat_template=template)
+    assert reasoning_form(tokenizer) is REASONING.get(name)
+    assert reasoning_form(tokenizer, "mistral") is REASONING["mistral"]
+    assert reasoning_form(tokenizer, "none") is None

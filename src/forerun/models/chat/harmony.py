@@ -295,15 +295,17 @@ class Harmony(ToolFormat, ReasoningForm):
         for at, message in enumerate(messages):
             if id(message) in moved:
                 continue
-            first, *others = message.get("tool_calls", ()) or (None,)
-            if first is None:
+            if not message.get("tool_calls"):
                 taken.append(message)
                 continue
             results = list(takewhile(lambda one: one["role"] == "tool", messages[at + 1 :]))
-            for turn in (_thinking_alone(message) | {"tool_calls": [first]}, *map(_call_alone, others)):
+            for place, call in enumerate(message["tool_calls"]):
                 of_it = [
-                    one for one in results if others and one.get("tool_call_id") == turn["tool_calls"][0].get("id")
+                    one
+                    for number, one in enumerate(results)
+                    if one.get("tool_call_id", number) == call.get("id", place) and id(one) not in moved
                 ]
+                turn = _call_alone(call) if place else _thinking_alone(message) | {"tool_calls": [call]}
                 taken += [turn, *of_it]
                 moved.update(map(id, of_it))
         return taken
@@ -334,14 +336,15 @@ class Harmony(ToolFormat, ReasoningForm):
         """A message of reasoning, or nothing where none is open."""
         if place.is_reasoning:
             return [BODY, const(NEXT)]
+        opening = [const(f"{START}assistant")] if place == Place.CLOSED else []
         thoughts = row(const(ANALYSIS), BODY, const(NEXT))
-        return [one_of(thoughts, const(""))] if place == Place.START and may_think else []
+        return [*opening, one_of(thoughts, const(""))] if place != Place.BEHIND and may_think else opening
 
-    def frame(self, place: Place) -> list[dict[str, Any]]:
-        """The header of the final message, unless the prompt has it."""
+    def frame(self, place: Place, *, may_call: bool) -> list[dict[str, Any]]:
+        """The header of the final message, unless the prompt has it; where there may be a call, the end of what is continued."""
         if place == Place.BEHIND:
-            return []
-        return [const(f"{START}assistant{FINAL}" if place == Place.CLOSED else FINAL)]
+            return [const(NEXT)] if may_call else []
+        return [] if may_call else [const(FINAL)]
 
     def num_tokens(self, token_ids: Sequence[int], tokenizer: Tokenizer, *, place: Place, is_cut: bool) -> int:  # noqa: ARG002
         """The messages on the channel analysis, with their headers and ends."""

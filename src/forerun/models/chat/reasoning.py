@@ -76,8 +76,8 @@ class ReasoningForm(ABC):
     def before(self, place: Place, *, may_think: bool) -> list[dict[str, Any]]:
         """What stands before an answer that must match something, the reasoning; there need be none where it is not open."""
 
-    def frame(self, place: Place) -> list[dict[str, Any]]:  # noqa: ARG002
-        """What must stand right before an answer that is no call."""
+    def frame(self, place: Place, *, may_call: bool) -> list[dict[str, Any]]:  # noqa: ARG002
+        """What must stand between the reasoning and an answer; `may_call`: what follows may be a call in this form."""
         return []
 
     @abstractmethod
@@ -146,16 +146,15 @@ class ReasoningMarks(ReasoningForm):
         )
 
     def _place_in(self, said: str) -> Place | None:
-        """By the last mark in what is continued; None where there is none."""
-        opens, closes = said.rfind(self.begin), said.rfind(self.end)
-        if opens == closes:  # -1
-            return None
-        if self._place_at_end(said) != Place.START:
-            return self._place_at_end(said)
-        return Place.INSIDE if opens > closes else Place.BEHIND
+        """By the marks in what is continued, which reasoning begins or not at all; None where there is none."""
+        if self.end in said:
+            return Place.CLOSED if said.endswith(self.end) else Place.BEHIND
+        if said.startswith(self.begin):
+            return Place.OPENED if said == self.begin else Place.INSIDE
+        return None
 
     def _place_before(self, text: str) -> Place:
-        """By what stands before what is continued, which has no marks."""
+        """By what stands before what is continued, which says nothing itself."""
         return Place.INSIDE if text.endswith(self.begin) else Place.BEHIND
 
     def _place_at_end(self, text: str) -> Place:
