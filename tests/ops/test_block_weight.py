@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from forerun.ops.block_formats import BLOCK_FORMATS
-from forerun.ops.block_weight import BlockLinear, BlockWeight, JoinedWeight, join_weights
+from forerun.ops.block_weight import BlockLinear, BlockWeight, JoinedWeight, interleaved, join_weights
 from tests.blocks import every_block_format, random_blocks, tame_blocks
 
 every_gguf_format = pytest.mark.parametrize("name", [name for name in BLOCK_FORMATS if name != "GROUPS16"])
@@ -68,6 +68,12 @@ def test_weights_of_several_formats_are_joined_as_they_are():
     assert isinstance(joined, JoinedWeight)
     assert joined.shape == (16, 256)
     assert torch.equal(joined.dequantize(), torch.cat([parts[0].dequantize(), parts[1], parts[2].dequantize()]))
+
+
+def test_gates_and_ups_lie_in_turns_of_sixteen_and_zeros_fill_the_last():
+    gates, ups = torch.arange(1, 19), torch.arange(101, 119)
+    found = interleaved(gates, ups).tolist()
+    assert found == [*range(1, 17), *range(101, 117), 17, 18, *[0] * 14, 117, 118, *[0] * 14]
 
 
 def test_joined_blocks_become_one_format_without_loss():

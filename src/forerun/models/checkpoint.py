@@ -23,7 +23,7 @@ from forerun.models.config import ExpertNames, ExpertStacks
 from forerun.models.model_folder import CONFIG_FILE, INDEX_FILE, QUANTIZATION_KEY, SINGLE_FILE, find_gguf, read_json
 from forerun.models.quantized import quantized_layout
 from forerun.models.quantized.checkpoint import QuantizedCheckpoint
-from forerun.ops.block_weight import BlockLinear, BlockWeight, join_weights
+from forerun.ops.block_weight import BlockLinear, BlockWeight, JoinedWeight
 from forerun.ops.layers import Linear
 
 logger = logging.getLogger(__name__)
@@ -377,9 +377,9 @@ class WeightReader:
         joined_bias = torch.cat(biases) if bias else None
         parts = [self._load(f"{name}.weight", (count, width)) for name, count in zip(names, rows, strict=True)]
         if len(dtypes := {self._kept_dtype(part) for part in parts}) > 1 or None in dtypes:
-            joined = join_weights([self._kept(part) for part in parts])
-            assert not isinstance(joined, Tensor)
-            return BlockLinear(joined, joined_bias)
+            kept = [self._kept(part) for part in parts]
+            only = kept[0] if len(kept) == 1 else None
+            return BlockLinear(only if isinstance(only, BlockWeight) else JoinedWeight(tuple(kept)), joined_bias)
         weight = torch.empty(sum(rows), width, dtype=dtypes.pop(), device=self.device)
         for end, count in zip(accumulate(rows), rows, strict=True):
             _written(parts.pop(0), weight[end - count : end])

@@ -18,7 +18,7 @@ from forerun.models.input_importance import InputImportance, LayerImportance
 from forerun.models.kept_weights import KeptWeights, Unkept
 from forerun.models.layers import DecoderLayer, GatedMLP, MixtureOfExperts, Norm, Product, ProjectionNorm, WideLayer
 from forerun.models.sharding import Shard, part_of_head, part_of_layer
-from forerun.ops.block_weight import AnyWeight, BlockLinear, BlockWeight, JoinedWeight
+from forerun.ops.block_weight import AnyWeight, BlockLinear, BlockWeight, GatedWeight, JoinedWeight, interleaved
 from forerun.ops.block_writing import BLOCK
 from forerun.ops.layers import Linear, RMSNorm
 from forerun.ops.native.attention import MOST_KEY_DIM
@@ -40,7 +40,6 @@ from forerun.ops.native.structs import AttentionStruct, LayerStruct
 
 logger = logging.getLogger(__name__)
 
-LANES = 16  # gates that lie beside their ups
 MOST_BESIDE_LINEAR = 0.1  # of a transformers model's weights: routers of experts take less, experts take most
 
 
@@ -291,20 +290,19 @@ def linear_of(weight: AnyWeight, bias: Tensor | None) -> Linear | BlockLinear:
 
 def _interleaved(mlp: GatedMLP) -> Linear | BlockLinear:
     """The gate and up projections as rows of 16 gates, their 16 ups, the next 16 gates ...; blocks must be of one format."""
-
-    def interleave(rows: Tensor) -> Tensor:
-        gates, ups = (_pad_rows(part, LANES).view(-1, LANES, *part.shape[1:]) for part in rows.chunk(2))
-        return torch.stack([gates, ups], dim=1).flatten(0, 2)
-
     stored = _stored(mlp.gate_up)
-    bias = None if stored.bias is None else interleave(stored.bias)
-    if isinstance(stored, Linear):
-        return Linear(interleave(stored.weight), bias)
-    weight = _in_one_format(stored.weight) if isinstance(stored.weight, JoinedWeight) else stored.weight
+    bias = None if stored.bias is None else interleaved(*stored.bias.chunk(2))
+    weight = stored.weight
+    if isinstance(weight, JoinedWeight):
+        gates, ups = weight.parts
+        if isinstance(gates, BlockWeight) and isinstance(ups, BlockWeight) and gates.format == ups.format:
+            return BlockLinear(GatedWeight(gates, ups), bias)
+        weight = _in_one_format(weight)
     if isinstance(weight, Tensor):
-        return Linear(interleave(weight), bias)
-    data = interleave(weight.data)
-    return BlockLinear(BlockWeight(format=weight.format, shape=(len(data), weight.shape[1]), data=data), bias)
+        return Linear(interleaved(*weight.chunk(2)), bias)
+    assert isinstance(weight, BlockWeight), "gates and ups are taken together here alone"
+    half = len(weight.data) // 2
+    return BlockLinear(GatedWeight(weight[:half], weight[half:]), bias)
 
 
 def _in_one_format(joined: JoinedWeight) -> BlockWeight | Tensor:
@@ -332,11 +330,6 @@ def _stored(product: Product) -> Linear | BlockLinear:
     """A product that is not packed yet."""
     assert isinstance(product, (Linear, BlockLinear)), "a layer is packed once"
     return product
-
-
-def _pad_rows(rows: Tensor, multiple: int) -> Tensor:
-    missing = -len(rows) % multiple
-    return torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])]) if missing else rows
 
 
 def _query_key_norms(norm: Norm, config: DecoderConfig) -> dict[str, Tensor]:

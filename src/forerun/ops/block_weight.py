@@ -11,6 +11,7 @@ from torch import Tensor
 
 from forerun.ops.block_formats import BLOCK_FORMATS, BlockFormat, BlockGroups
 
+GATES_AT_ONCE = 16  # that lie beside their ups
 READ_AT_ONCE = 1 << 18  # weights: what dequantizing takes beside its result stays in the processor's caches
 
 
@@ -123,8 +124,39 @@ class JoinedWeight:
         return torch.cat([part.float() if isinstance(part, Tensor) else part.dequantize() for part in self.parts])
 
 
-AnyWeight = Tensor | BlockWeight | JoinedWeight
-"""A weight [outputs, inputs] as a model file has it."""
+@dataclass(frozen=True, slots=True)
+class GatedWeight:
+    """Gates and ups of one format as one weight, whose outputs are `interleaved`."""
+
+    gates: BlockWeight
+    ups: BlockWeight
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(outputs, inputs), with those that fill up the last gates and ups"""
+        num_gates, inputs = self.gates.shape
+        return 2 * GATES_AT_ONCE * -(-num_gates // GATES_AT_ONCE), inputs
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of both."""
+        return self.gates.nbytes + self.ups.nbytes
+
+    def dequantize(self) -> Tensor:
+        """The values, in fp32."""
+        return interleaved(self.gates.dequantize(), self.ups.dequantize())
+
+
+def interleaved(gates: Tensor, ups: Tensor) -> Tensor:
+    """16 gates, their 16 ups, the next 16 gates ...: twice [n, ...] -> [outputs, ...], zeros where gates do not fill the last 16."""
+    missing = -len(gates) % GATES_AT_ONCE
+    padded = (torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])]) if missing else rows for rows in (gates, ups))
+    by_sixteen = [rows.reshape(-1, GATES_AT_ONCE, *rows.shape[1:]) for rows in padded]
+    return torch.stack(by_sixteen, dim=1).flatten(0, 2)
+
+
+AnyWeight = Tensor | BlockWeight | JoinedWeight | GatedWeight
+"""A weight [outputs, inputs] as a model file has it, or as one product takes several of them."""
 
 
 def join_weights(parts: Sequence[BlockWeight | Tensor]) -> AnyWeight:
@@ -142,7 +174,7 @@ def join_weights(parts: Sequence[BlockWeight | Tensor]) -> AnyWeight:
 class BlockLinear:
     """x @ weight.T + bias on a weight in blocks: the naive twin of what the kernels compute once it is packed."""
 
-    weight: BlockWeight | JoinedWeight
+    weight: BlockWeight | JoinedWeight | GatedWeight
     bias: Tensor | None = None
 
     @property

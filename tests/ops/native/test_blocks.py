@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forerun.ops.block_formats import BLOCK_FORMATS
-from forerun.ops.block_weight import join_weights
+from forerun.ops.block_weight import BlockWeight, GatedWeight, interleaved, join_weights
 from forerun.ops.native.formats import blocks as blocks_module
 from forerun.ops.native.formats.base import read_outputs
 from forerun.ops.native.formats.blocks import BLOCK_TILES
@@ -32,6 +32,36 @@ def test_packing_keeps_every_value(kernels, name):
     linear = packed(kernels, weight)
     assert same_bits(linear.weight.unpack(), weight.dequantize())
     assert same_bits(linear.rows(torch.arange(70)), weight.dequantize())
+
+
+@every_level
+@every_block_format
+@pytest.mark.parametrize("num_gates", [5, 16, 70])
+def test_gates_and_ups_are_packed_as_if_they_lay_in_turns(kernels, name, num_gates):
+    gates, ups = random_blocks(name, num_gates, 512, seed=1), random_blocks(name, num_gates, 512, seed=2)
+    in_turns = interleaved(gates.data, ups.data)
+    expected = BlockWeight(format=name, shape=(len(in_turns), 512), data=in_turns)
+    found, weight = packed(kernels, GatedWeight(gates, ups)).weight, GatedWeight(gates, ups)
+    assert weight.shape == expected.shape == (found.outputs, found.inputs)
+    assert same_bits(found.unpack(), expected.dequantize())
+    assert same_bits(found.unpack(), weight.dequantize())
+
+
+def test_gates_and_ups_of_a_mapped_file_are_let_go_of_as_they_are_packed(monkeypatch):
+    parts, forgotten = [tame_blocks("Q4_K", 40, 256, seed) for seed in (1, 2)], ([], [])
+    mapped = [
+        replace(part, forget=lambda begin, end, places=places: places.append((begin, end)))
+        for part, places in zip(parts, forgotten, strict=True)
+    ]
+    monkeypatch.setattr(blocks_module, "PACKED_AT_ONCE", 1)
+    for kernels in KERNELS.values():
+        for places in forgotten:
+            places.clear()
+        assert torch.equal(
+            packed(kernels, GatedWeight(*mapped)).weight.data, packed(kernels, GatedWeight(*parts)).weight.data
+        )
+        row = parts[0].data.shape[1]
+        assert forgotten == ([(0, 16 * row), (16 * row, 32 * row), (32 * row, 40 * row)],) * 2
 
 
 @every_block_format
@@ -191,11 +221,11 @@ def test_what_does_not_fit_is_refused():
     kernels = next(iter(KERNELS.values()))
     data = torch.zeros(1 << 12, dtype=torch.uint8)
     with pytest.raises(ValueError, match="format is unknown"):
-        kernels.pack_blocks(99, data.data_ptr(), 1, 256, 1024, data.data_ptr())
+        kernels.pack_blocks(99, data.data_ptr(), None, 1, 256, 1024, data.data_ptr())
     with pytest.raises(ValueError, match="not whole blocks"):
-        kernels.pack_blocks(BLOCK_TILES["Q4_K"].kernel_id, data.data_ptr(), 1, 128, 1024, data.data_ptr())
+        kernels.pack_blocks(BLOCK_TILES["Q4_K"].kernel_id, data.data_ptr(), None, 1, 128, 1024, data.data_ptr())
     with pytest.raises(ValueError, match="another size"):
-        kernels.pack_blocks(BLOCK_TILES["Q4_K"].kernel_id, data.data_ptr(), 1, 256, 1024, data.data_ptr())
+        kernels.pack_blocks(BLOCK_TILES["Q4_K"].kernel_id, data.data_ptr(), None, 1, 256, 1024, data.data_ptr())
 
 
 def test_reading_outputs_needs_no_padding():

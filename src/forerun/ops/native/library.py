@@ -49,7 +49,7 @@ PROTOTYPES: dict[str, list[type]] = {
     ],
     "choose_high_bytes": [c_void_p, c_int64, c_int64, c_void_p, c_void_p],
     "code_weight": [c_void_p, c_int64, c_int64, *[c_void_p] * 4],
-    "pack_blocks": [c_int32, c_void_p, c_int64, c_int64, c_int64, c_void_p],
+    "pack_blocks": [c_int32, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p],
     "round_blocks": [c_void_p, c_void_p, c_int64, c_int64, c_void_p],
     "read_outputs": [POINTER(WeightStruct), c_void_p, c_int64, c_int64, c_float, c_void_p],
     "rms_norm": [c_void_p, c_void_p, c_float, c_int64, c_int64, c_void_p],

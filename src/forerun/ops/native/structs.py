@@ -10,7 +10,7 @@ import torch
 TILE = 32
 """Outputs that lie side by side: `kTile` of csrc/matmul.h."""
 
-INTERFACE_VERSION = 18
+INTERFACE_VERSION = 19
 """`kInterfaceVersion` of csrc/cpu.cpp."""
 
 STORAGE = {torch.float32: 0, torch.bfloat16: 1}

@@ -159,8 +159,19 @@ inline void put_scales(const BlockLayout& layout, const Block& block, int64_t in
             header[((index * groups + group) * step_sets + set) * kTile + lane] = block.steps[set][group];
 }
 
-// Writes a tile of outputs `blocks` [num_outputs, bytes of an output], padded with zeros up to 32.
-inline void pack_block_tile(const BlockTiles& tiles, const uint8_t* blocks, int64_t num_outputs, uint8_t* out) {
+// Where half of a tile's outputs lie: [count, bytes of an output]; the rest of its 16 are zeros.
+struct HalfTile {
+    const uint8_t* blocks;
+    int64_t count;
+
+    // Of those of a weight [outputs, bytes of an output] from one on.
+    HalfTile(const uint8_t* weight, int64_t outputs, int64_t output_bytes, int64_t first)
+        : blocks(weight + std::min(first, outputs) * output_bytes),
+          count(std::clamp<int64_t>(outputs - first, 0, kLanes)) {}
+};
+
+// Writes a tile of outputs.
+inline void pack_block_tile(const BlockTiles& tiles, const HalfTile (&halves)[2], uint8_t* out) {
     const BlockLayout& layout = tiles.layout();
     const BlockSize size = block_size(tiles.storage);
     const int64_t num_blocks = tiles.inputs / size.weights;
@@ -172,11 +183,14 @@ inline void pack_block_tile(const BlockTiles& tiles, const uint8_t* blocks, int6
     Block block{};
     for (int64_t index = 0; index < num_blocks;) {
         for (int first = 0; first < width; first += size.weights, ++index) {
-            for (int lane = 0; lane < num_outputs; ++lane) {
-                split_block(tiles.storage, blocks + lane * output_bytes + index * size.bytes, block);
-                put_scales(layout, block, tiles.inputs, index, lane, out);
-                for (int i = 0; i < size.weights; i += 2)
-                    std::memcpy(codes + (first + i) / 2 * kStepWeights + 2 * lane, block.codes + i, 2);
+            for (int half = 0; half < 2; ++half) {
+                const uint8_t* blocks = halves[half].blocks + index * size.bytes;
+                for (int i = 0, lane = half * kLanes; i < halves[half].count; ++i, ++lane, blocks += output_bytes) {
+                    split_block(tiles.storage, blocks, block);
+                    put_scales(layout, block, tiles.inputs, index, lane, out);
+                    for (int weight = 0; weight < size.weights; weight += 2)
+                        std::memcpy(codes + (first + weight) / 2 * kStepWeights + 2 * lane, block.codes + weight, 2);
+                }
             }
         }
         for (int i = 0; i < width; i += kUnitInputs, unit += unit_bytes(layout.bits()))

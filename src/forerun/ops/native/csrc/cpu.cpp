@@ -26,7 +26,7 @@ namespace forerun {
 namespace {
 
 // To be raised, here and in structs.py, with every change of an exported function or of a structure that it reads.
-constexpr int32_t kInterfaceVersion = 18;
+constexpr int32_t kInterfaceVersion = 19;
 
 #if defined(__AMX_BF16__)
 constexpr char kLevel[] = "amx";
@@ -269,9 +269,10 @@ EXPORT int32_t forerun_code_weight(const bf16* rows, int64_t num_rows, int64_t w
     });
 }
 
-// out [tiles, tile_bytes] = the tiles of a weight [outputs, inputs] in blocks of that format.
-EXPORT int32_t forerun_pack_blocks(int32_t storage, const uint8_t* blocks, int64_t outputs, int64_t inputs, int64_t tile_bytes,
-                                   uint8_t* out) {
+// out [tiles, tile_bytes] = the tiles of a weight [outputs, inputs] in blocks of that format; where there are `ups` [outputs,
+// inputs], too, each tile has 16 outputs of either.
+EXPORT int32_t forerun_pack_blocks(int32_t storage, const uint8_t* blocks, const uint8_t* ups, int64_t outputs, int64_t inputs,
+                                   int64_t tile_bytes, uint8_t* out) {
     return guarded([&] {
         check_blocks(storage, outputs, inputs);
         require(tile_bytes == block_tile_bytes(block_layout(storage), inputs), "a tile has another size");
@@ -279,12 +280,16 @@ EXPORT int32_t forerun_pack_blocks(int32_t storage, const uint8_t* blocks, int64
         Team& team = *process->team;
         const BlockTiles packed{out, inputs, storage};
         const BlockSize size = block_size(storage);
-        const int64_t tiles = (outputs + kTile - 1) / kTile, output_bytes = inputs / size.weights * size.bytes;
+        const int64_t output_bytes = inputs / size.weights * size.bytes;
+        const int64_t each = ups ? kLanes : kTile, tiles = (outputs + each - 1) / each;
         std::atomic<int64_t> next{0};  // not shared out evenly: a tokenizer may be built on one of the cores
         team.run([&](int) {
-            for (int64_t tile; (tile = next++) < tiles;)
-                pack_block_tile(packed, blocks + tile * kTile * output_bytes, std::min<int64_t>(kTile, outputs - tile * kTile),
-                                out + tile * tile_bytes);
+            for (int64_t tile; (tile = next++) < tiles;) {
+                const int64_t first = tile * each;
+                const HalfTile halves[2] = {{blocks, outputs, output_bytes, first},
+                                            {ups ? ups : blocks, outputs, output_bytes, ups ? first : first + kLanes}};
+                pack_block_tile(packed, halves, out + tile * tile_bytes);
+            }
         });
     });
 }

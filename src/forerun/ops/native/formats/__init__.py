@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from forerun.errors import ConfigError
-from forerun.ops.block_weight import AnyWeight, BlockWeight
+from forerun.ops.block_weight import AnyWeight, BlockWeight, GatedWeight, JoinedWeight, join_weights
 from forerun.ops.native.formats.base import PackedWeight, StoredFormat, WeightFormat
 from forerun.ops.native.formats.blocks import BLOCK_TILES
 from forerun.ops.native.formats.coded import BF16_CODED
@@ -65,6 +65,10 @@ def pack_weight(
     importance: Tensor | None = None,
 ) -> PackedWeight:
     """Store any weight for the kernels: blocks in tiles of their own format, dense weights in `dense_format` or exactly."""
+    if isinstance(weight, JoinedWeight):
+        weight = join_weights(weight.parts)  # those of one format are one weight
+    if isinstance(weight, GatedWeight):
+        return BLOCK_TILES[weight.gates.format].pack_gated(kernels, weight, bias, arena)
     if isinstance(weight, Tensor):
         return exact_format(dense_format, weight).pack(kernels, weight, bias, arena, importance)
     if isinstance(weight, BlockWeight):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from forerun.ops.block_formats import BLOCK_FORMATS, HALVES_OF_E2M1, NORMAL_FLOAT_4, BlockGroups
-from forerun.ops.block_weight import BlockWeight
+from forerun.ops.block_weight import BlockWeight, GatedWeight
 from forerun.ops.native.formats.base import PackedWeight, StoredFormat, padded_outputs
 from forerun.ops.native.library import Kernels
 from forerun.ops.native.memory import Arena
@@ -48,17 +48,32 @@ class BlockTiles(StoredFormat):
 
     def pack(self, kernels: Kernels, weight: BlockWeight, bias: Tensor | None, arena: Arena) -> PackedWeight:
         """Store a weight and its bias [outputs], in memory of the arena."""
-        outputs, inputs = weight.shape
+        return self._packed(kernels, [weight], weight.shape[0], bias, arena)
+
+    def pack_gated(self, kernels: Kernels, weight: GatedWeight, bias: Tensor | None, arena: Arena) -> PackedWeight:
+        """Store gates and ups as one weight, whose tiles have as many of either, and their bias in that order."""
+        return self._packed(kernels, [weight.gates, weight.ups], weight.shape[0], bias, arena)
+
+    def _packed(
+        self, kernels: Kernels, parts: Sequence[BlockWeight], outputs: int, bias: Tensor | None, arena: Arena
+    ) -> PackedWeight:
+        """One weight, or two of as many outputs that lie half and half in each tile."""
+        inputs, of_each = parts[0].shape[1], TILE // len(parts)
         sizes = [count * TILE * size for count, size in self._sections(inputs)]
         data = arena.empty((-(-outputs // TILE), sum(sizes)), torch.uint8)
-        blocks = weight.data.contiguous()
+        blocks = [part.data.contiguous() for part in parts]
         step = max(1, PACKED_AT_ONCE // data.shape[1])  # tiles
         for first in range(0, len(data), step):
-            some, tiles = blocks[first * TILE : (first + step) * TILE], data[first : first + step]
-            kernels.pack_blocks(self.kernel_id, some.data_ptr(), len(some), inputs, data.shape[1], tiles.data_ptr())
-            if weight.forget is not None:
-                begin = first * TILE * blocks.shape[1]
-                weight.forget(begin, begin + some.nbytes)
+            tiles = data[first : first + step]
+            some = [of_part[first * of_each : (first + step) * of_each] for of_part in blocks]
+            ups = some[1].data_ptr() if len(some) > 1 else None
+            kernels.pack_blocks(
+                self.kernel_id, some[0].data_ptr(), ups, len(some[0]), inputs, data.shape[1], tiles.data_ptr()
+            )
+            for part, packed in zip(parts, some, strict=True):
+                if part.forget is not None:
+                    begin = first * of_each * packed.shape[1]
+                    part.forget(begin, begin + packed.nbytes)
         return PackedWeight(
             format=self,
             data=data,
