@@ -15,7 +15,7 @@ from tests.models.chat.test_call_reader import ADD, CALL, cut
 
 TOOL_CALL = f"<tool_call>{CALL}</tool_call>"
 PIECES = st.lists(
-    st.sampled_from(["<think>", "</think>", "<thi", "nk>", "</", "\n", " ", "so", TOOL_CALL, "<tool_call>"]), max_size=8
+    st.sampled_from(["<think>", "</think>", "<think", ">", "</", "\n", " ", "so", TOOL_CALL, "<tool_call>"]), max_size=8
 ).map("".join)
 
 
@@ -60,9 +60,9 @@ def said(text):
         ("\n<think>Hm. </think>Yes. \n", [thought("Hm."), said("Yes. \n")]),
         ("<think>\n\n</think>\n\nYes.", [said("Yes.")]),
         ("<think>Hm.\n\nSo: \n", [thought("Hm.\n\nSo: \n")]),
-        ("<think>Hm.</thi", [thought("Hm.</thi")]),
+        ("<think>Hm.</think", [thought("Hm.</think")]),
         ("<think>\n", []),
-        (" <thi", [said(" <thi")]),
+        (" <think", [said(" <think")]),
         ("  Yes.", [said("  Yes.")]),
         ("Yes.</think> No.", [said("Yes.</think> No.")]),
         ("Write <think> first.", [said("Write <think> first.")]),
@@ -128,7 +128,7 @@ GENERATION = "<|user|>hello<|assistant|>"
         ("<|user|>write <think><|assistant|>", "write <think>", Place.START),
         ("<|user|></think><|assistant|><think>", "</think>", Place.OPENED),
         ("write <think>", "write <think>", Place.START),
-        ("<|user|>nk><|assistant|><think>", "nk>", Place.OPENED),
+        ("<|user|>nk><|assistant|><think>", ">", Place.OPENED),
         ("<|user|>><|assistant|><think>\n", ">", Place.OPENED),
     ],
 )
