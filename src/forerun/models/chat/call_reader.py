@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from forerun.models.chat.events import AnswerEvent, Arguments, CallBegin, Content
+from forerun.models.chat.events import AnswerEvent, Arguments, CallBegin, Content, certain_length
 
 STRETCH = 4096  # characters at a time: what waits is copied at each mark
 MOST_TOOL_DEPTH = 64  # levels of brackets in a schema or in arguments
@@ -206,10 +206,7 @@ class CallReader:
             self._report_text(content)
             self._rest = self._rest[len(content) :]
             return self._take_mark(at - len(content))
-        begun = next(
-            (n for n in range(len(self._marks.begin) - 1, 0, -1) if self._rest.endswith(self._marks.begin[:n])), 0
-        )
-        certain = len(self._rest[: len(self._rest) - begun].rstrip())
+        certain = certain_length(self._rest, self._marks.begin)
         self._report_text(self._rest[:certain])
         self._rest = self._rest[certain:]
         return False

@@ -56,3 +56,12 @@ class TextReader:
     def push(self, text: str, *, finished: bool = False) -> list[AnswerEvent]:  # noqa: ARG002
         """The text."""
         return [Content(text)] if text else []
+
+
+def certain_length(text: str, mark: str) -> int:
+    """How much of a text that grows, in which a mark is not yet, stands before it at any rate.
+
+    What may be the mark's beginning does not, nor white space before that.
+    """
+    begun = next((count for count in range(len(mark) - 1, 0, -1) if text.endswith(mark[:count])), 0)
+    return len(text[: len(text) - begun].rstrip())

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, Protocol
 
-from forerun.models.chat.events import AnswerEvent, AnswerReader, Reasoning
+from forerun.models.chat.events import AnswerEvent, AnswerReader, Reasoning, certain_length
 from forerun.models.chat.tool_format import const, one_of, up_to
 from forerun.models.tokenizer import Tokenizer
 
@@ -230,8 +230,7 @@ class ReasoningReader:
             self._report(self._rest[:at].rstrip())
             self._rest = self._rest[at + len(end) :]
             return self._go_to(self._read_closed)
-        begun = next((n for n in range(len(end) - 1, 0, -1) if self._rest.endswith(end[:n])), 0)
-        certain = len(self._rest[: len(self._rest) - begun].rstrip())
+        certain = certain_length(self._rest, end)
         self._report(self._rest[:certain])
         self._rest = self._rest[certain:]
         return False
