@@ -50,7 +50,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """From here on the garbage collector walks what tests make, and nothing that was there before."""
+    """From here on the garbage collector walks what tests make, and nothing that was there before: a million objects.
+
+    A test that calls `gc.unfreeze` has to freeze again.
+    """
     gc.freeze()
     gc.enable()
 
@@ -58,11 +61,8 @@ def pytest_collection_finish() -> None:
 def pytest_runtest_setup():
     """Each test draws the same numbers from torch, on as many threads, whatever ran before it.
 
-    A target of several processes gives torch its threads back when it is collected, which may be tests later. And what a server
-    that ends gives back to the garbage collector is taken from it again, see `pytest_collection_finish`.
+    A target of several processes gives torch its threads back when it is collected, which may be tests later.
     """
-    if not gc.get_freeze_count():
-        gc.freeze()
     if torch.get_num_threads() != 1:
         torch.set_num_threads(1)
     if torch.cuda.is_available():

@@ -16,13 +16,12 @@ PAUSE = 0.01  # seconds
 def bytes_kept() -> Iterator[Callable[[], int]]:
     """Yield a function that returns the bytes kept of what drafters, their tests and NumPy allocated since."""
     gc.collect()
-    gc.freeze()  # so that a collection looks at what came since alone
+    gc.freeze()  # so that a collection looks at what came since alone; all else is for later tests to keep frozen, too
     tracemalloc.start()
     try:
         yield _bytes_kept
     finally:
         tracemalloc.stop()
-        gc.unfreeze()
 
 
 def _bytes_kept() -> int:

@@ -56,6 +56,7 @@ class Server:
         self._options = options
         self._report = report
         self._failure: BaseException | None = None
+        self._has_frozen = False
         self._loading: threading.Thread | None = None
         self._watching: asyncio.Task[None] | None = None
         self._limits = ConnectionLimits(max_connections=options.max_connections, client_timeout=options.client_timeout)
@@ -95,7 +96,8 @@ class Server:
                 asyncio.run(self._server.serve(sockets=[sock]))
             finally:
                 sys.setswitchinterval(interval)
-                gc.unfreeze()
+                if self._has_frozen:
+                    gc.unfreeze()
         if self._failure is not None:
             raise self._failure
 
@@ -144,6 +146,7 @@ class Server:
         self.stop()
 
     def _begin(self, app: FastAPI, model: ServedModel) -> None:
+        self._has_frozen = gc.get_freeze_count() == 0  # else whoever has frozen before us unfreezes
         gc.collect()
         gc.freeze()  # a collection that walks all that was loaded holds every stream for a quarter of a second
         model.engine.start()
