@@ -7,7 +7,7 @@ import re
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GPTNeoXConfig, GptOssConfig
+from transformers import AutoModelForCausalLM, GPTNeoXConfig, PhimoeConfig
 
 from forerun import LLM
 from forerun.build import load_target
@@ -194,7 +194,7 @@ def test_a_target_in_few_bits_does_not_draft_for_itself(folder):
 
 
 @needs_kernels
-@pytest.mark.parametrize(("architecture", "is_used"), [(GptOssConfig, False), (GPTNeoXConfig, True)])
+@pytest.mark.parametrize(("architecture", "is_used"), [(PhimoeConfig, False), (GPTNeoXConfig, True)])
 def test_a_target_whose_weights_are_beside_linear_layers_does_not_draft_for_itself(tmp_path, architecture, is_used):
     config = architecture(vocab_size=VOCAB_SIZE, num_hidden_layers=2, num_local_experts=4, **IN_BLOCKS)
     save_tiny_tokenizer(tmp_path, vocab_size=VOCAB_SIZE)
