@@ -94,7 +94,7 @@ def ask(
     form = reasoning_form(tokenizer)
     if form is None:
         return llm.stream_chat(messages, params), ChatAnswer(TextReader(), is_shown=is_shown)
-    if not tokenizer.special_token_ids.isdisjoint(map(tokenizer.id_of, form.marks)):
+    if any(map(tokenizer.is_special, form.marks)):
         params = replace(params, skip_special_tokens=False)
     prompt = lay_out(tokenizer, messages, add_generation_prompt=True)
     place = form.place_after(prompt, last_message=messages[-1]["content"], is_continued=False)

@@ -20,7 +20,7 @@ LOADED_FIRST = (
 )
 """Modules with libraries of their own that commands import before torch: the system opens no other while it opens torch's."""
 
-NEED_NO_TORCH = (*("forerun.config.drafter_config", "forerun.engine.engine", "forerun.models.tokenizer", "tqdm.auto"),)
+NEED_NO_TORCH = ("forerun.config.drafter_config", "forerun.engine.engine", "forerun.models.tokenizer", "tqdm.auto")
 """What an engine is made of and can be imported while torch's libraries are being opened."""
 
 

@@ -6,15 +6,13 @@ from dataclasses import dataclass
 
 from forerun.errors import ConfigError
 from forerun.models.config import DecoderConfig, QKNorm
+from forerun.ops.block_weight import GATES_AT_ONCE
 from forerun.ops.native.formats.base import PackedWeight
 from forerun.ops.native.layers import NativeLayer, PackedLinear
 from forerun.ops.native.library import Kernels
 from forerun.ops.native.memory import Arena
 from forerun.ops.native.sharded.weights import take_outputs, take_tiles
 from forerun.ops.native.structs import MOST_RANKS, TILE, LayerShardStruct, LayerStruct
-
-LANES = 16
-"""Gates in a tile of gates and ups."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +90,8 @@ class Shard:
 
     @property
     def gate_tiles(self) -> range:
-        """Its tiles of gates and ups, each of `LANES` gates and their ups."""
-        return share_of(-(-self.config.intermediate_size // LANES), self.rank, self.num_ranks)
+        """Its tiles of gates and ups, each of `GATES_AT_ONCE` gates and their ups."""
+        return share_of(-(-self.config.intermediate_size // GATES_AT_ONCE), self.rank, self.num_ranks)
 
     @property
     def head_tiles(self) -> range:
@@ -114,7 +112,7 @@ class Shard:
             first_part=self.turns(self.kv_heads[0]).start,
             end_part=self.turns(self.kv_heads[-1]).stop,
             first_output=self.output_tiles.start * TILE,
-            first_gate=self.gate_tiles.start * LANES,
+            first_gate=self.gate_tiles.start * GATES_AT_ONCE,
         )
 
 

@@ -66,6 +66,10 @@ class Tokenizer:
         token_id: int | None = self._backend.token_to_id(token)
         return token_id
 
+    def is_special(self, token: str) -> bool:
+        """Whether a string is a special token, which answers show only on demand."""
+        return self.id_of(token) in self.special_token_ids
+
     @cached_property
     def most_characters_per_token(self) -> int | None:
         """The characters of a text that a token stands for at most; None where that is not known.

@@ -115,16 +115,13 @@ class ServedModel:
     @cached_property
     def hides_calls(self) -> bool:
         """Whether tool calls begin with a special token, which answers show only on demand."""
-        return self.tool_format is not None and self._is_special(self.tool_format.mark)
+        return self.tool_format is not None and self.llm.get_tokenizer().is_special(self.tool_format.mark)
 
     @cached_property
     def hides_reasoning(self) -> bool:
         """Whether what stands around reasoning are special tokens."""
-        return self.reasoning_form is not None and any(map(self._is_special, self.reasoning_form.marks))
-
-    def _is_special(self, mark: str) -> bool:
-        tokenizer = self.llm.get_tokenizer()
-        return tokenizer.id_of(mark) in tokenizer.special_token_ids
+        form = self.reasoning_form
+        return form is not None and any(map(self.llm.get_tokenizer().is_special, form.marks))
 
     @cached_property
     def spellings(self) -> Mapping[int, bytes]:
