@@ -41,19 +41,23 @@ FLAGS = [
     *WARNINGS,
 ]
 AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mprefer-vector-width=512"]
-AVX512BF16 = [*AVX512, "-mavx512bf16", "-mavx512vnni"]
+AVX512VNNI = [*AVX512, "-mavx512vnni"]
+AVX512BF16 = [*AVX512VNNI, "-mavx512bf16"]
 AVX2 = ["-mavx2", "-mfma"]
 NEON = "-DFORERUN_NEON"
 LEVELS_OF_MACHINES = {
     ("x86_64", "amd64"): {
         "amx": [*AVX512BF16, "-mamx-tile", "-mamx-bf16"],
         "avx512bf16": AVX512BF16,
+        "avx512vnni": AVX512VNNI,
         "avx512": AVX512,
         "avxvnni": [*AVX2, "-mavxvnni"],
         "avx2": AVX2,
     },
     ("aarch64", "arm64"): {"neonbf16": [NEON, "-march=armv8.2-a+bf16+dotprod"], "neon": [NEON]},
 }
+# What has all instructions of a level and a few for whole numbers beside them: in a checkout it stands for it.
+FULLER_LEVELS = {"avx512": "avx512vnni"}
 TARGET = sysconfig.get_platform().replace("universal2", platform.machine())  # as the kernels are built, see above
 LEVELS = {"portable": []}
 for machine, levels in LEVELS_OF_MACHINES.items():
@@ -83,7 +87,12 @@ class BuildKernels(build_ext):
         """Leave out what would be compiled in vain, and remove what was compiled of it before, since it is stale."""
         if self.is_for_checkout and not WANTED:
             runs_here = self.ask_processor()
-            for ext in [ext for ext in self.extensions if not runs_here(level_of(ext))]:
+
+            def is_of_use(level):
+                fuller = FULLER_LEVELS.get(level)
+                return runs_here(level) and not (fuller and runs_here(fuller))
+
+            for ext in [ext for ext in self.extensions if not is_of_use(level_of(ext))]:
                 self.extensions.remove(ext)
                 Path("src", self.get_ext_filename(ext.name)).unlink(missing_ok=True)
         super().build_extensions()

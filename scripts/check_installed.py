@@ -15,7 +15,7 @@ from forerun import LLM, SamplingParams
 from forerun.ops.native.library import library_file, load_kernels
 
 LEVELS_OF_MACHINES = {
-    **dict.fromkeys(("x86_64", "amd64"), ("amx", "avx512bf16", "avx512", "avxvnni", "avx2")),
+    **dict.fromkeys(("x86_64", "amd64"), ("amx", "avx512bf16", "avx512vnni", "avx512", "avxvnni", "avx2")),
     **dict.fromkeys(("aarch64", "arm64"), ("neonbf16", "neon")),
 }
 

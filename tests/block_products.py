@@ -13,10 +13,10 @@ ROUNDING = 2.0**-24  # of one fp32 operation, relative
 BF16 = WEIGHT_FORMATS["bf16"]
 
 
-def packed(kernels, weight, bias=None, *, rounds_rows=False):
-    """A linear layer on any weight."""
+def packed(kernels, weight, bias=None, *, row_bits=0):
+    """A linear layer on any weight; see `rounding_rows`."""
     found = pack_weight(kernels, BF16, weight, bias, Arena())
-    return PackedLinear(kernels, rounding_rows(found) if rounds_rows else found)
+    return PackedLinear(kernels, rounding_rows(found, row_bits))
 
 
 def assert_within_rounding(found, weight, bias, x):

@@ -38,10 +38,10 @@ OTHER_BLOCKS = (["IQ4_NL", "IQ4_XS", "MXFP4"], ["IQ2_XXS", "IQ3_S", "IQ1_M", "TQ
 WITH_PIECES = ("llama", "phi3", "gemma2", "gemma3")
 
 
-def read_whole(path: Path, *, rounds_rows: bool = False) -> None:
+def read_whole(path: Path, *, row_bits: int = 0) -> None:
     """Read everything that a file holds, but with no help from transformers; pack its weights, and compute a few rows.
 
-    `rounds_rows`: those of weights in blocks are of eight bits.
+    `row_bits`: see `rounding_rows`.
 
     Raises:
         ModelError: it cannot be read; nothing else may be raised.
@@ -55,7 +55,7 @@ def read_whole(path: Path, *, rounds_rows: bool = False) -> None:
     chat_template(file)
     kernels = load_kernels()
     dtype = torch.bfloat16 if kernels and config.dtype == torch.bfloat16 else torch.float32
-    packing = Packing.choose(kernels, dtype=dtype, rounds_rows=rounds_rows) if kernels else None
+    packing = Packing.choose(kernels, dtype=dtype, row_bits=row_bits) if kernels else None
     model = build_decoder(config, GGUFCheckpoint(file, row), dtype=dtype, device=CPU, packing=packing)
     run = PagedRun(model, attention=choose_attention(model.kv_specs, kernels))
     run.feed([token_id % model.vocab_size for token_id in TOKEN_IDS], num_candidates=1)
@@ -96,7 +96,7 @@ def outcome(whole: Whole, seed: int, folder: Path) -> str:
     header_bytes = HEADER_BYTES if source.random() < 0.5 else len(whole[damaged])
     paths[damaged].write_bytes(mutated(whole[damaged], seed, header_bytes=header_bytes))
     try:
-        read_whole(paths[0], rounds_rows=seed % 2 == 1)
+        read_whole(paths[0], row_bits=(0, 8, 16)[seed % 3])
     except ModelError as error:
         said = str(error)
         assert "\n" not in said, said

@@ -58,9 +58,9 @@ def _command_line(pid):
     return b""
 
 
-def packing_of(dtype, quantization=None, *, rounds_rows=False):
+def packing_of(dtype, quantization=None, *, row_bits=0):
     """How weights are packed on the best kernels."""
-    return Packing.choose(next(iter(KERNELS.values())), dtype=dtype, quantization=quantization, rounds_rows=rounds_rows)
+    return Packing.choose(next(iter(KERNELS.values())), dtype=dtype, quantization=quantization, row_bits=row_bits)
 
 
 @contextmanager
@@ -84,9 +84,9 @@ def cores_for_ranks(count):
         yield
 
 
-def target_of(path, num_ranks, *, dtype=torch.bfloat16, quantization=None, rounds_rows=False, num_threads=1):
+def target_of(path, num_ranks, *, dtype=torch.bfloat16, quantization=None, row_bits=0, num_threads=1):
     """The target in `num_ranks` processes of `num_threads` each; 1 for the plain one."""
-    path, packing = Path(path), packing_of(dtype, quantization, rounds_rows=rounds_rows)
+    path, packing = Path(path), packing_of(dtype, quantization, row_bits=row_bits)
     target = LoadedTarget(
         model=None,
         attention=NativeAttention(packing.kernels),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, DeepseekV3Config
 
-from forerun import LLM, SamplingParams
+from forerun import LLM, SamplingParams, build
 from forerun.build import choose_arithmetic, load_target
 from forerun.config.settings import EngineSettings
 from forerun.core.cpu_name import describe_processor
@@ -17,8 +19,9 @@ from forerun.models.gguf.checkpoint import GGUFCheckpoint
 from forerun.ops.attention.paged import PagedAttention
 from forerun.ops.native import library
 from forerun.ops.native.attention import NativeAttention
+from forerun.ops.native.formats.blocks import WORD_LEVELS
 from forerun.ops.native.layers import NativeLayers
-from forerun.ops.native.library import KERNELS_VARIABLE
+from forerun.ops.native.library import KERNELS_VARIABLE, LEVELS, load_kernels
 from tests.engines import native_target, tiny_llm
 from tests.models.test_transformers_model import LATENT, SIZES, make_model
 from tests.native import needs_kernels
@@ -177,13 +180,46 @@ def test_int8_on_a_gpu_is_refused(name):
 
 
 @needs_kernels
-def test_int8_activations_for_a_model_without_blocks_are_refused(tmp_path):
+@pytest.mark.parametrize("name", ["int8", "int16"])
+def test_whole_activations_for_a_model_without_blocks_are_refused(tmp_path, name):
     path = save_tiny_model(tmp_path)
-    settings = EngineSettings(model=str(path), activation_dtype="int8", dtype="bfloat16", load_format="dummy")
+    settings = EngineSettings(model=str(path), activation_dtype=name, dtype="bfloat16", load_format="dummy")
     with pytest.raises(
-        ConfigError, match=r"activation_dtype: got 'int8', but no weight of .* is in blocks.*leave it out"
+        ConfigError, match=rf"activation_dtype: got '{name}', but no weight of .* is in blocks.*leave it out"
     ):
         load_target(path, settings, CPU)
+
+
+@needs_kernels
+def test_activations_in_bfloat16_for_a_model_that_is_computed_in_float32_are_refused(tmp_path):
+    path = save_tiny_model(tmp_path)
+    settings = EngineSettings(model=str(path), activation_dtype="bfloat16", load_format="dummy")
+    with pytest.raises(
+        ConfigError, match=r"activation_dtype: got 'bfloat16', but .* is computed in float32; .*dtype='bfloat16'"
+    ):
+        load_target(path, settings, CPU)
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    ("asked", "level", "bits"),
+    [
+        ("auto", "avx512vnni", 16),
+        ("auto", "avxvnni", 16),
+        *(("auto", level, 0) for level in LEVELS if level not in WORD_LEVELS),
+        ("bfloat16", "avx512vnni", 0),
+        ("int16", "portable", 16),
+        ("int8", "avx512vnni", 8),
+    ],
+)
+def test_blocks_are_multiplied_with_what_was_asked_for_or_is_fast_here(tmp_path, monkeypatch, asked, level, bits):
+    path = tmp_path / "tiny.gguf"
+    save_tiny_gguf(path, quantized=True)
+    kernels = copy.copy(load_kernels())
+    kernels.level = level
+    monkeypatch.setattr(build, "load_kernels", lambda: kernels)
+    settings = EngineSettings(model=str(path), activation_dtype=asked, dtype="bfloat16")
+    assert load_target(path, settings, CPU).model.row_bits == bits
 
 
 def test_a_tokenizer_of_another_kind_is_refused_before_any_weight_is_read(tmp_path, monkeypatch):

@@ -30,7 +30,7 @@ def check():
     [
         ("x86_64", set(), []),
         ("x86_64", {"avx512"}, ["avx512"]),
-        ("AMD64", set(LEVELS), ["amx", "avx512bf16", "avx512", "avxvnni", "avx2", "portable"]),
+        ("AMD64", set(LEVELS), ["amx", "avx512bf16", "avx512vnni", "avx512", "avxvnni", "avx2", "portable"]),
         ("aarch64", set(LEVELS), ["neonbf16", "neon", "portable"]),
         ("arm64", {"avx2", "neon"}, ["neon"]),
         ("riscv64", set(LEVELS), ["portable"]),
@@ -59,7 +59,7 @@ def test_a_package_without_the_page_is_refused(check, monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("target", "levels"),
     [
-        ("linux-x86_64", "amx, avx512bf16, avx512, avxvnni, avx2, portable"),
+        ("linux-x86_64", "amx, avx512bf16, avx512vnni, avx512, avxvnni, avx2, portable"),
         ("linux-aarch64", "neonbf16, neon, portable"),
         ("macosx-11.0-arm64", "neonbf16, neon, portable"),
         ("linux-riscv64", "portable"),

@@ -68,6 +68,7 @@ from forerun.models.tokenizer import Tokenizer, load_tokenizer
 from forerun.models.tokenizer_files import has_tokenizer, is_built_from_gguf
 from forerun.ops.cuda.system import InstalledCuda
 from forerun.ops.native.attention import NativeAttention
+from forerun.ops.native.formats.blocks import row_bits_of
 from forerun.ops.native.library import load_kernels, warn_if_not_built
 from forerun.ops.native.memory import give_back_freed_memory
 from forerun.ops.native.threads import OneTorchThread
@@ -145,11 +146,7 @@ def load_target(
                 shows_progress=shows_progress,
                 before_copying=tokenizer,  # while it is built, it takes as much again as what is left of it
             )
-        if settings.activation_dtype == "int8" and not (isinstance(model, Decoder) and model.rounds_rows):
-            raise ConfigError(
-                f"activation_dtype: got 'int8', but no weight of {path} is in blocks, which alone are multiplied so; "
-                "leave it out, or set quantization='int4'"
-            )
+        _check_activations(settings.activation_dtype, model, path)
         loaded_tokenizer = tokenizer()
     if settings.max_model_len is None:
         _report_trained_length(model, config)
@@ -275,9 +272,28 @@ def choose_arithmetic(
         kernels,
         dtype=dtype,
         quantization=settings.quantization,
-        rounds_rows=settings.activation_dtype == "int8",
+        row_bits=row_bits_of(settings.activation_dtype, kernels.level),
     )
     return packing.format.activations, packing
+
+
+def row_bits_of_model(model: TargetModel) -> int:
+    """See `Decoder.row_bits`."""
+    return model.row_bits if isinstance(model, Decoder) else 0
+
+
+def _check_activations(asked: str, model: TargetModel, path: Path) -> None:
+    """Raise `ConfigError` where a model's weights are not multiplied with numbers of the dtype that was asked for."""
+    if asked.startswith("int") and not row_bits_of_model(model):
+        raise ConfigError(
+            f"activation_dtype: got {asked!r}, but no weight of {path} is in blocks, which alone are multiplied so; "
+            "leave it out, or set quantization='int4'"
+        )
+    if asked == "bfloat16" and model.dtype != torch.bfloat16:
+        raise ConfigError(
+            f"activation_dtype: got 'bfloat16', but {path} is computed in {str(model.dtype).removeprefix('torch.')}; "
+            "leave it out, or set dtype='bfloat16'"
+        )
 
 
 def _begin_tokenizer(path: Path, settings: EngineSettings, thread: Executor) -> Callable[[], Tokenizer | None]:
@@ -544,7 +560,7 @@ def profile_of(target: LoadedTarget) -> CostProfile:
         identity={
             "dtype": str(model.dtype).removeprefix("torch."),
             "weight_bytes": model.weight_bytes,
-            "rounds_rows": isinstance(model, Decoder) and model.rounds_rows,
+            "row_bits": row_bits_of_model(model),
             "device": _device_name(model.device),
             "kernels": _named_kernels(target),
             "threads": torch.get_num_threads() if kernels is None else kernels.num_threads,

@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from forerun.build import BuiltEngine, assemble, build_engine, profile_of, target_info
+from forerun.build import BuiltEngine, assemble, build_engine, profile_of, row_bits_of_model, target_info
 from forerun.config.cost_profile import CostProfile
 from forerun.config.settings import EngineSettings
 from forerun.config.speculative_config import SpeculativeConfig, resolve_speculative
@@ -91,6 +91,7 @@ class LLM:
         self.max_model_len = built.kv.max_model_len
         self.is_batch_invariant = built.target.model.is_batch_invariant
         self.kernels = built.target.kernels
+        self.row_bits = row_bits_of_model(built.target.model)
         self.has_device_layers = built.target.on_device is not None
 
     @classmethod

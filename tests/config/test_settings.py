@@ -25,7 +25,7 @@ from tests.engines import tiny_llm
         ({"quantization": "int3"}, "quantization: got 'int3'; may be int8, int4, int4-symmetric, or None"),
         ({"quantization": "int8", "dtype": "float32"}, "may be auto or bfloat16"),
         ({"quantization": "int8", "dtype": torch.float16}, "may be auto or bfloat16"),
-        ({"activation_dtype": "int4"}, "activation_dtype: got 'int4'; may be auto, int8"),
+        ({"activation_dtype": "int4"}, "activation_dtype: got 'int4'; may be auto, bfloat16, int16, int8"),
         ({"activation_dtype": "int8", "dtype": "float32"}, "with activation_dtype='int8'; may be auto or bfloat16"),
         ({"device": "toaster"}, "may be auto, cpu"),
         ({"device": "mps"}, "may be auto, cpu, cuda or cuda:N"),

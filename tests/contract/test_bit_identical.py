@@ -163,7 +163,7 @@ def plainly_in_blocks(kind, activation_dtype):
     return [reported(alone.generate([prompt], sampling, use_tqdm=False)[0]) for prompt, sampling in requests]
 
 
-@pytest.mark.parametrize("activation_dtype", ["auto", "int8"])
+@pytest.mark.parametrize("activation_dtype", ["bfloat16", "int16", "int8"])
 @pytest.mark.parametrize("kind", IN_BLOCKS)
 def test_weights_in_blocks_give_the_bits_of_plain_decoding_alone(kind, activation_dtype):
     plain = plainly_in_blocks(kind, activation_dtype)

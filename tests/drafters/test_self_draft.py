@@ -97,11 +97,11 @@ def test_rows_are_rounded_to_eight_bits_where_the_drafts_weights_are_in_blocks(t
     save_tiny_tokenizer(folder, vocab_size=VOCAB_SIZE)
     target = LLM(folder, dtype="bfloat16", max_model_len=128)._target
     rounds = {
-        bits: load_beside(target, folder, quantization=bits, max_model_len=128).rounds_rows
+        bits: load_beside(target, folder, quantization=bits, max_model_len=128).row_bits
         for bits in (None, "int8", "int4")
     }
-    assert rounds == {None: False, "int8": False, "int4": True}
-    assert not target.model.rounds_rows
+    assert rounds == {None: 0, "int8": 0, "int4": 8}
+    assert target.model.row_bits == 0
 
 
 @needs_kernels

@@ -72,5 +72,5 @@ def describe_arithmetic(llm: LLM) -> str:
     if llm.kernels is None:
         return "torch"
     weights = f", {llm.settings.quantization} weights" if llm.settings.quantization else ""
-    activations = ", int8 activations" if llm.settings.activation_dtype == "int8" else ""
+    activations = f", int{llm.row_bits} activations" if llm.row_bits else ""
     return f"native {llm.kernels.level}{weights}{activations}"

@@ -144,7 +144,8 @@ class EngineOptions:
     quantization: str | None = None
     """Round the weights to fewer bits: int8, int4 or int4-symmetric (native CPU kernels only); by default they stay as they are."""
     activation_dtype: str = "auto"
-    """What weights in blocks (GGUF, int4, GPTQ, AWQ) are multiplied with: auto (bfloat16 or better), or int8, which is faster."""
+    """What weights in blocks (GGUF, int4, GPTQ, AWQ) are multiplied with: int8, which is faster, bfloat16, int16, which is as good,
+    or auto (the faster of these two)."""
     load_format: str = "auto"
     """Where weights come from: auto (the model's files) or dummy (random ones, to measure speed)."""
     device: str = "auto"

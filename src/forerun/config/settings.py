@@ -30,7 +30,7 @@ DTYPES = {
 GRAPH_SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 GRAPH_ROWS_PER_SEQUENCE = 4  # where many run at once: nearly each of their steps reads a prompt beside them
 LOAD_FORMATS = ("auto", "dummy")
-ACTIVATION_DTYPES = ("auto", "int8")
+ACTIVATION_DTYPES = ("auto", "bfloat16", "int16", "int8")
 DEVICE_MATMULS = ("kernels", "torch")
 
 KERNEL_SETTINGS = (
@@ -47,8 +47,9 @@ class EngineSettings:
         dtype: "auto" is the checkpoint's on a GPU. On a CPU it is bfloat16 for a bfloat16 checkpoint on the native kernels,
             else float32, since torch's bfloat16 is neither faster nor exact under speculation there.
         quantization: "int8", "int4" or "int4-symmetric" rounds the weights to so many bits (native CPU kernels only).
-        activation_dtype: "int8" rounds what weights in blocks (GGUF, int4, GPTQ, AWQ) are multiplied with to eight bits, in
-            blocks of 32 with a scale: faster, other texts. "auto" leaves it in bfloat16 or better.
+        activation_dtype: what weights in blocks (GGUF, int4, GPTQ, AWQ) are multiplied with. "int16" and "int8" are whole
+            numbers in blocks of 32 with a scale: the first as good as bfloat16, the second faster, with other texts. "auto" is
+            "int16" on processors that multiply such numbers faster, else "bfloat16".
         load_format: "dummy" makes up random weights, to measure speed without a checkpoint. A folder without a tokenizer
             then takes token ids only.
         max_model_len: tokens of the longest sequence; None: what model and memory allow.

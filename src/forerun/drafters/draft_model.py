@@ -25,6 +25,7 @@ from forerun.models.tokenizer_files import has_tokenizer
 from forerun.models.vocabulary_map import VocabularyMappedModel, map_vocabulary
 from forerun.ops.cuda.decoder_layers import DeviceHead
 from forerun.ops.native.formats import check_quantization
+from forerun.ops.native.formats.blocks import row_bits_of
 
 logger = logging.getLogger(__name__)
 
@@ -108,8 +109,9 @@ def load_beside(
     """
     packing, dtype = None, target.model.dtype
     if target.kernels is not None:
-        # rows of eight bits, too, for weights in blocks: a draft need not be exact
-        packing = Packing.choose(target.kernels, dtype=dtype, quantization=quantization, rounds_rows=bool(quantization))
+        # of rounded weights rows of eight bits, too: a draft need not be exact
+        row_bits = row_bits_of("auto" if quantization is None else "int8", target.kernels.level)
+        packing = Packing.choose(target.kernels, dtype=dtype, quantization=quantization, row_bits=row_bits)
         dtype = packing.format.activations
     elif quantization is not None:
         raise ConfigError(

@@ -107,10 +107,10 @@ class Decoder:
         return layers + self._parts.head.linear.num_bytes
 
     @property
-    def rounds_rows(self) -> bool:
-        """Whether some weights are multiplied with activations of eight bits."""
+    def row_bits(self) -> int:
+        """To how many bits the activations are rounded that weights in blocks are multiplied with, 8 or 16; 0: to none."""
         layers = self.layers.layers if isinstance(self.layers, NativeLayers) else ()
-        return any(weight.rounds_rows for layer in layers for weight in layer.all_weights)
+        return max((weight.row_bits for layer in layers for weight in layer.all_weights), default=0)
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """See `TargetModel`."""

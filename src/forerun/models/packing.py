@@ -64,18 +64,18 @@ class Packing:
         weight_format: WeightFormat,
         kept: KeptWeights | None = None,
         *,
-        rounds_rows: bool = False,
+        row_bits: int = 0,
         rank: int = 0,
         num_ranks: int = 1,
     ) -> None:
         """Pack for one of `num_ranks` processes, which has some outputs of each layer's products.
 
         `kept` has weights that were packed at an earlier start, or keeps those that are packed now; it has them whole.
-        `rounds_rows`: weights in blocks are multiplied with rows of eight bits, see `rounding_rows`.
+        `row_bits`: weights in blocks are multiplied with rows of 8 or 16 bits, see `rounding_rows`; 0: with bf16.
         """
         self.kernels = kernels
         self.format = weight_format
-        self.rounds_rows = rounds_rows
+        self.row_bits = row_bits
         self.rank = rank
         self.num_ranks = num_ranks
         self._kept = kept or Unkept()
@@ -83,12 +83,12 @@ class Packing:
 
     @classmethod
     def choose(
-        cls, kernels: Kernels, *, dtype: torch.dtype, quantization: str | None = None, rounds_rows: bool = False
+        cls, kernels: Kernels, *, dtype: torch.dtype, quantization: str | None = None, row_bits: int = 0
     ) -> Packing:
         """The quantization that was asked for, by its name in `WEIGHT_FORMATS`, or else the best lossless format of `dtype`."""
         if quantization is not None:
-            return cls(kernels, WEIGHT_FORMATS[quantization], rounds_rows=rounds_rows)
-        return cls(kernels, lossless_format(dtype, level=kernels.level), rounds_rows=rounds_rows)
+            return cls(kernels, WEIGHT_FORMATS[quantization], row_bits=row_bits)
+        return cls(kernels, lossless_format(dtype, level=kernels.level), row_bits=row_bits)
 
     @property
     def keeps_blocks(self) -> bool:
@@ -122,14 +122,12 @@ class Packing:
     def keeping(self, kept: KeptWeights) -> Packing:
         """The same with other kept weights."""
         return Packing(
-            self.kernels, self.format, kept, rounds_rows=self.rounds_rows, rank=self.rank, num_ranks=self.num_ranks
+            self.kernels, self.format, kept, row_bits=self.row_bits, rank=self.rank, num_ranks=self.num_ranks
         )
 
     def for_rank(self, rank: int, num_ranks: int) -> Packing:
         """The same for one process of several."""
-        return Packing(
-            self.kernels, self.format, self._kept, rounds_rows=self.rounds_rows, rank=rank, num_ranks=num_ranks
-        )
+        return Packing(self.kernels, self.format, self._kept, row_bits=self.row_bits, rank=rank, num_ranks=num_ranks)
 
     @property
     def needs_weights(self) -> bool:
@@ -275,7 +273,7 @@ class Packing:
         return found
 
     def _as_computed(self, weight: PackedWeight) -> PackedWeight:
-        return rounding_rows(weight) if self.rounds_rows else weight
+        return rounding_rows(weight, self.row_bits)
 
     def _pack(self, weight: AnyWeight, bias: Tensor | None, importance: Tensor | None = None) -> PackedWeight:
         # a whole weight of which only a part stays lies in memory of its own, which is then given back

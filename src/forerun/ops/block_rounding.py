@@ -84,22 +84,29 @@ def round_to_q8_0(weight: Tensor) -> BlockWeight:
     return _round_parts("Q8_0", weight, rounded)
 
 
-def round_rows(rows: Tensor) -> Tensor:
-    """Round what a weight is multiplied with to whole numbers from -127 to 127 times a scale, 32 inputs to a block.
+def round_rows(rows: Tensor, bits: int) -> Tensor:
+    """Round what a weight is multiplied with to whole numbers of 8 or 16 bits times a scale, 32 inputs to a block.
 
-    The scale is fp32, a 127th of the block's largest magnitude. The twin of csrc/rounded_blocks.h.
+    Of 8 bits the scale is fp32, a 127th of the block's largest magnitude (the twin of csrc/rounded_blocks.h); of 16 it is the
+    power of two that gives the largest magnitude 15 bits (the twin of csrc/word_blocks.h).
 
     Args:
         rows: [T, inputs] of any float dtype, which are first rounded to bf16; inputs are a multiple of 32.
+        bits: 8 or 16.
 
     Returns:
         The rounded values, [T, inputs] fp32; NaN where a block has a value that is no number.
     """
     blocks = rows.to(torch.bfloat16).float().view(len(rows), -1, BLOCK)
     largest = blocks.abs().amax(dim=-1, keepdim=True)
-    steps = torch.full_like(largest, 127).div(largest)  # `127 / largest` would round twice
-    steps = torch.where(largest > 0, steps.clamp(max=torch.finfo(torch.float32).max), 0.0)
-    rounded = torch.where(largest.isfinite(), (blocks * steps).round() * (largest / 127), torch.nan)
+    if bits == 8:
+        steps = torch.full_like(largest, 127).div(largest)  # `127 / largest` would round twice
+        steps = torch.where(largest > 0, steps.clamp(max=torch.finfo(torch.float32).max), 0.0)
+        scale = largest / 127
+    else:
+        power = (15 - torch.frexp(largest).exponent).clamp(max=126)  # 2^-126 is the least normal number
+        steps, scale = (torch.ldexp(torch.ones_like(largest), sign * power) for sign in (1, -1))
+    rounded = torch.where(largest.isfinite(), (blocks * steps).round() * scale, torch.nan)
     return rounded.view(rows.shape)
 
 

@@ -73,18 +73,19 @@ def test_the_logits_of_three_processes_are_those_of_one(path, three_ranks):
 
 
 @pytest.mark.parametrize(
-    ("quantized", "rounds_rows"),
+    ("quantized", "row_bits"),
     [
-        (False, False),
-        (True, True),
-        *(pytest.param(*both, marks=pytest.mark.slow) for both in ((True, False), (False, True))),
+        (False, 0),
+        (True, 8),
+        (True, 16),
+        *(pytest.param(*both, marks=pytest.mark.slow) for both in ((True, 0), (False, 8))),
     ],
 )
-def test_a_gguf_file_gives_the_logits_of_one_process(tmp_path, quantized, rounds_rows):
+def test_a_gguf_file_gives_the_logits_of_one_process(tmp_path, quantized, row_bits):
     file = tmp_path / "tiny.gguf"
     save_tiny_gguf(file, quantized=quantized)
     prompts = [[7, 8, 9], list(range(20, 60))]
-    two, one = (target_of(file, count, rounds_rows=rounds_rows) for count in (2, 1))
+    two, one = (target_of(file, count, row_bits=row_bits) for count in (2, 1))
     assert with_logits_of(two, prompts) == with_logits_of(one, prompts)
 
 

@@ -18,7 +18,9 @@ from tests.ops.native.test_functions import native_gate
 
 # On x86-64 the portable build has no fused multiplication and addition: compilers may assume none there.
 ALIKE = (
-    [("neon", "portable")] if platform.machine() in ("aarch64", "arm64") else [("avx512", "avx2"), ("avxvnni", "avx2")]
+    [("neon", "portable")]
+    if platform.machine() in ("aarch64", "arm64")
+    else [(level, "avx2") for level in ("avx512vnni", "avx512", "avxvnni")]
 )
 two_alike = pytest.mark.parametrize(
     ("one", "other"),
@@ -51,9 +53,10 @@ def test_products_of_blocks_have_the_same_bits(one, other, name, num_rows):
 
 @two_alike
 @every_block_format
-def test_products_of_blocks_with_rounded_rows_have_the_same_bits(one, other, name):
+@pytest.mark.parametrize("row_bits", [8, 16])
+def test_products_of_blocks_with_rounded_rows_have_the_same_bits(one, other, name, row_bits):
     rows = torch.randn(30, 256, generator=generator(2))
-    found, expected = (packed(kernels, tame_blocks(name, 70, 256), rounds_rows=True) for kernels in (one, other))
+    found, expected = (packed(kernels, tame_blocks(name, 70, 256), row_bits=row_bits) for kernels in (one, other))
     assert torch.equal(found(rows), expected(rows))
 
 

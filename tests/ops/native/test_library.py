@@ -116,7 +116,7 @@ def test_a_checkout_is_built_without_kernels_where_there_is_no_compiler(tmp_path
 
 @needs_kernels
 def test_the_best_build_that_runs_here_is_reserved():
-    assert load_kernels() is next(iter(KERNELS.values()))
+    assert load_kernels() is next(kernels for level, kernels in KERNELS.items() if not library.is_slow_here(level))
 
 
 @pytest.mark.parametrize("level", KERNELS)
@@ -130,11 +130,29 @@ def test_the_environment_may_turn_them_off(monkeypatch):
     assert load_kernels() is None
 
 
+@needs_kernels
+def test_a_level_that_is_slow_here_is_taken_only_where_it_is_asked_for(monkeypatch):
+    first, second = [level for level in KERNELS if not library.is_slow_here(level)][:2]
+    monkeypatch.setattr(library, "is_slow_here", lambda level: level not in (second, "portable"))
+    assert load_kernels() is KERNELS[second]
+    monkeypatch.setenv(KERNELS_VARIABLE, first)
+    assert load_kernels() is KERNELS[first]
+
+
+@pytest.mark.skipif(EMULATED or not Path("/proc/cpuinfo").exists(), reason="the system does not name its processor")
+@needs_kernels
+def test_instructions_for_bf16_are_slow_on_intels_processors_alone():
+    is_intel = "GenuineIntel" in Path("/proc/cpuinfo").read_text()
+    assert {level for level in KERNELS if library.is_slow_here(level)} == (
+        {"avx512bf16"} & KERNELS.keys() if is_intel else set()
+    )
+
+
 @pytest.mark.parametrize("level", ["avx1024", "", "OFF"])
 def test_an_unknown_level_is_refused_with_those_there_are(monkeypatch, level):
     monkeypatch.setenv(KERNELS_VARIABLE, level)
     with pytest.raises(
-        ConfigError, match=f"{KERNELS_VARIABLE}: got '{level}'; may be off, amx, avx512bf16, .*portable"
+        ConfigError, match=f"{KERNELS_VARIABLE}: got '{level}'; may be off, amx, avx512bf16, avx512vnni, .*portable"
     ):
         load_kernels()
 
@@ -171,6 +189,7 @@ def test_a_level_that_this_cpu_does_not_run_is_not_even_loaded(monkeypatch, tmp_
     for level in LEVELS:
         library.library_file(level).write_bytes(b"no library")  # to load it would raise
     monkeypatch.setattr(library, "runs_here", lambda level: False)
+    monkeypatch.setattr(library, "is_slow_here", lambda level: False)
     monkeypatch.setattr(library, "kernels_of_level", kernels_of_level.__wrapped__)
     assert load_kernels() is None
 
@@ -190,6 +209,7 @@ def test_portable_runs_on_every_cpu_and_a_level_without_a_name_on_none():
         ("avx2", {"avx2", "fma"}),
         ("avxvnni", {"avx2", "fma", "avx_vnni"}),
         ("avx512", {"avx512f", "avx512bw", "avx512vl", "avx512dq"}),
+        ("avx512vnni", {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"}),
         ("avx512bf16", {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "avx512_vnni"}),
     ],
 )
@@ -272,6 +292,7 @@ def test_a_structure_that_the_library_does_not_know_is_refused(monkeypatch, leve
 @needs_kernels
 def test_a_build_for_another_cpu_is_passed_over(monkeypatch):
     best, *others = LEVELS
+    monkeypatch.setattr(library, "is_slow_here", lambda level: False)
     monkeypatch.setattr(library, "kernels_of_level", lambda level: None if level == best else KERNELS.get(level))
     found = load_kernels()
     assert found is next((KERNELS[level] for level in others if level in KERNELS), None)

@@ -231,7 +231,7 @@ def _load_workers(
                 max_model_len=limits.max_model_len,
                 dtype=str(model.dtype).removeprefix("torch."),
                 weight_format=name,
-                rounds_rows=packing.rounds_rows,
+                row_bits=packing.row_bits,
                 level=level,
                 sizes=sizes,
                 num_threads=own.num_threads,

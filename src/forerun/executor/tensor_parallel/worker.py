@@ -46,7 +46,7 @@ class KernelsWorkerSpec(WorkerSpec):
     """What a worker on the kernels must know: how weights are packed, and its cores."""
 
     weight_format: str
-    rounds_rows: bool
+    row_bits: int
     cores: list[int]
 
 
@@ -148,7 +148,7 @@ def load_worker(line: str, descriptor: int) -> tuple[Exchange, Worker]:
     packing = Packing(
         kernels,
         WEIGHT_FORMATS[spec.weight_format],
-        rounds_rows=spec.rounds_rows,
+        row_bits=spec.row_bits,
         rank=spec.rank,
         num_ranks=spec.sizes.num_ranks,
     )

@@ -237,7 +237,7 @@ def _packing_for(target: LoadedTarget, quantization: str | None) -> Packing | No
     if target.kernels is None:
         return None
     return Packing.choose(
-        target.kernels, dtype=target.model.dtype, quantization=quantization, rounds_rows=quantization is not None
+        target.kernels, dtype=target.model.dtype, quantization=quantization, row_bits=0 if quantization is None else 8
     )
 
 

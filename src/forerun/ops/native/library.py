@@ -35,8 +35,9 @@ from forerun.ops.native.threads import cores_to_bind, num_threads_to_use
 
 logger = logging.getLogger(__name__)
 
-LEVELS = ("amx", "avx512bf16", "avx512", "avxvnni", "avx2", "neonbf16", "neon", "portable")
-"""Builds of the kernels, best first, each made for one kind of machine; a CPU runs the first whose instructions it has."""
+LEVELS = ("amx", "avx512bf16", "avx512vnni", "avx512", "avxvnni", "avx2", "neonbf16", "neon", "portable")
+"""Builds of the kernels, best first, each made for one kind of machine; a CPU runs the first whose instructions it has, unless
+they are slow there."""
 
 KERNELS_VARIABLE = "FORERUN_CPU_KERNELS"
 """Environment variable that names a level to use, or "off"."""
@@ -205,7 +206,8 @@ def best_kernels() -> Kernels | None:
         return None
     if wanted is not None and wanted not in LEVELS:
         raise ConfigError(f"{KERNELS_VARIABLE}: got {wanted!r}; may be off, {', '.join(LEVELS)}")
-    kernels = next(filter(None, map(kernels_of_level, LEVELS if wanted is None else [wanted])), None)
+    levels = (level for level in LEVELS if not is_slow_here(level)) if wanted is None else [wanted]
+    kernels = next(filter(None, map(kernels_of_level, levels)), None)
     if kernels is None and wanted is not None:
         raise ConfigError(
             f"{KERNELS_VARIABLE}: {wanted!r} is not built or not for this CPU; leave it unset for the best there is"
@@ -237,6 +239,19 @@ def runs_here(level: str) -> bool:
     processor = _loaded("processor")
     with _named("processor"):
         return bool(processor.forerun_runs_here(level.encode()))
+
+
+def is_slow_here(level: str) -> bool:
+    """Whether this CPU does what is computed sooner with the instructions of a later level.
+
+    Raises:
+        ConfigError: the library that knows is damaged.
+    """
+    if not library_file(level).exists():
+        return False
+    processor = _loaded("processor")
+    with _named("processor"):
+        return bool(processor.forerun_is_slow_here(level.encode()))
 
 
 def _loaded(name: str) -> ctypes.CDLL:

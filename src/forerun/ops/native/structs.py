@@ -10,7 +10,7 @@ import torch
 TILE = 32
 """Outputs that lie side by side: `kTile` of csrc/matmul.h."""
 
-INTERFACE_VERSION = 19
+INTERFACE_VERSION = 20
 """`kInterfaceVersion` of csrc/cpu.cpp."""
 
 STORAGE = {torch.float32: 0, torch.bfloat16: 1}
@@ -31,7 +31,7 @@ class WeightStruct(Structure):
         ("rare", c_void_p),
         ("first_rare", c_void_p),
         ("parts", c_void_p),
-        ("rounds_rows", c_int64),
+        ("row_bits", c_int64),
     ]
 
 

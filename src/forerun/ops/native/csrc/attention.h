@@ -132,7 +132,7 @@ struct AttentionScratch {
 #endif
     alignas(64) float keys[kKeyGroups * kLanes * kMaxKeyDim];  // groups of sixteen keys, transposed
     alignas(64) float scores[kMaxMembers * kTileKeys];           // then weights, as the cache's numbers are multiplied by
-#if defined(__AVX2__) && !defined(__AVX512F__)
+#if defined(FORERUN_WIDENS_ROWS)
     alignas(64) RowInput queries[kMaxMembers * kMaxKeyDim];  // [members, key_dim] of bf16
 #endif
     int64_t slots[kTileKeys];
@@ -313,7 +313,7 @@ class AttentionBlock {
             num_keys = std::max(num_keys, end_of(row * item.num_heads));
         }
         begin_sums();
-#if defined(__AVX2__) && !defined(__AVX512F__)
+#if defined(FORERUN_WIDENS_ROWS)
         if constexpr (kWidensFactors)
             for (int member = 0; member < num_members_; ++member)
                 widen_inputs(query_of(member), shape_.key_dim, scratch_.queries + member * shape_.key_dim);
@@ -348,6 +348,15 @@ class AttentionBlock {
     int64_t row_of(int member) const { return item_.sequence->first_row + item_.first_row + member / item_.num_heads; }
     const Stored* query_of(int member) const {
         return query_ + (row_of(member) * shape_.num_heads + head_of(member)) * shape_.key_dim;
+    }
+
+    // As keys are multiplied by it.
+    const Factor* query_factors(int member) const {
+#if defined(FORERUN_WIDENS_ROWS)
+        if constexpr (kWidensFactors) return scratch_.queries + member * shape_.key_dim;
+        else
+#endif
+        return query_of(member);
     }
 
     int64_t slot_of(int64_t place) const {
@@ -460,10 +469,10 @@ class AttentionBlock {
         if constexpr (kWidensFactors) return score_pairs<Members>(first, start, lanes, reinterpret_cast<const bf16*>(transposed), num_words);
 #endif
         F16 sums[Members][Groups];
-        const Stored* queries[Members];
+        const Factor* queries[Members];
 #pragma GCC unroll 6
         for (int m = 0; m < Members; ++m) {
-            queries[m] = query_of(first + m);
+            queries[m] = query_factors(first + m);
 #pragma GCC unroll 4
             for (int g = 0; g < Groups; ++g) sums[m][g] = zero();
         }

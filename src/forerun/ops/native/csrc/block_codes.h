@@ -1,4 +1,4 @@
-// The codes of block formats in a tile: small integers of 2 to 8 bits, read as the bf16 values that they stand for.
+// The codes of block formats in a tile: small integers of 2 to 8 bits, read as the values that they stand for: bf16, or whole numbers.
 //
 // A unit is 32 inputs of a tile's 32 outputs: sixteen steps of two inputs, four quads of four steps. Codes of up to six bits
 // lie in planes of 16-bit words, a vector of 32 words for outputs 0 to 15 (of each output its even input, then its odd one),
@@ -10,6 +10,7 @@
 #pragma once
 
 #include "coded.h"
+#include "words.h"
 
 namespace forerun {
 
@@ -70,17 +71,22 @@ inline void pack_unit(const uint8_t* codes, int low, int high, uint8_t* unit) {
     if (high) pack_plane(unit + unit_bytes(low), high, low);
 }
 
-// Reads codes of `Low` + `High` bits. `values` [64] is what they stand for, repeated where there are fewer, so that bits
-// above a code's own change nothing.
-template <int Low, int High>
+// Sixteen weights' pairs as they are multiplied: by rows of bf16, or of whole numbers.
+template <class Value>
+using PairsOf = std::conditional_t<std::is_same_v<Value, bf16>, Pairs, WordPairs>;
+
+// Reads codes of `Low` + `High` bits. `values` [64] is what they stand for, bf16 or whole numbers, repeated where there are fewer,
+// so that bits above a code's own change nothing.
+template <int Low, int High, class Value>
 class CodeReader {
   public:
+    using Stored = Value;
     static constexpr int kBits = Low + High;
     static constexpr bool kReadsOnce = true;
     static constexpr int64_t kUnitBytes = unit_bytes(kBits);
 
 #if defined(__AVX512BW__)
-    explicit CodeReader(const bf16* values)
+    explicit CodeReader(const Value* values)
         : values_(_mm512_loadu_si512(values)), more_values_(_mm512_loadu_si512(values + kMostValues / 2)),
           low_bits_(_mm512_set1_epi16((1 << Low) - 1)) {}
 
@@ -97,7 +103,7 @@ class CodeReader {
         return found;
     }
 
-    [[gnu::always_inline]] PairsOfStep step(const Quad& quad, int index) const {
+    [[gnu::always_inline]] StepOf<PairsOf<Value>> step(const Quad& quad, int index) const {
         return {pairs(quad, index, 0), pairs(quad, index, 1)};
     }
 
@@ -111,14 +117,16 @@ class CodeReader {
         return _mm512_srl_epi16(words, _mm_cvtsi32_si128(width * (quad % quads)));
     }
 
-    [[gnu::always_inline]] Pairs pairs(const Quad& quad, int index, int half) const {
+    [[gnu::always_inline]] PairsOf<Value> pairs(const Quad& quad, int index, int half) const {
         __m512i code = moved(quad.low[half], 4 * index);
         if constexpr (High > 0) {
             constexpr int choose = 0xca;  // the second where the first is set, else the third
             code = _mm512_ternarylogic_epi32(low_bits_, code, moved(quad.high[half], 4 * index - Low), choose);
         }
-        if constexpr (kBits <= 5) return pairs_of(_mm512_permutexvar_epi16(code, values_));
-        return pairs_of(_mm512_permutex2var_epi16(values_, code, more_values_));
+        const __m512i found =
+            kBits <= 5 ? _mm512_permutexvar_epi16(code, values_) : _mm512_permutex2var_epi16(values_, code, more_values_);
+        if constexpr (std::is_same_v<Value, bf16>) return pairs_of(found);
+        else return WordPairs{found};
     }
 
     [[gnu::always_inline]] static __m512i moved(__m512i words, int right) {
@@ -129,7 +137,9 @@ class CodeReader {
 
     __m512i values_, more_values_, low_bits_;
 #elif defined(__AVX2__)
-    explicit CodeReader(const bf16* values) : first_(_mm256_set1_ps(widen(values[0]))) {
+    explicit CodeReader(const Value* values) {
+        if constexpr (std::is_same_v<Value, bf16>) first_ = _mm256_castps_si256(_mm256_set1_ps(widen(values[0])));
+        else first_ = _mm256_set1_epi16(values[0]);
         int8_t bytes[2][16];  // of values that codes of up to four bits name; others count up from the first value
         for (int i = 0; i < 16; ++i) std::memcpy(&bytes[0][i], &values[i], 1), bytes[1][i] = static_cast<int8_t>(values[i] >> 8);
         low_bytes_ = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes[0])));
@@ -152,10 +162,7 @@ class CodeReader {
     }
 
     [[gnu::always_inline]] auto step(const Quad& quad, int index) const {
-        struct {
-            decltype(pairs(quad, index, 0)) first, second;
-        } found{pairs(quad, index, 0), pairs(quad, index, 1)};
-        return found;
+        return StepOf<decltype(pairs(quad, index, 0))>{pairs(quad, index, 0), pairs(quad, index, 1)};
     }
 
     // A quad's words of eight outputs, in each nibble the whole code, of up to four bits, of one step.
@@ -180,7 +187,10 @@ class CodeReader {
 
     [[gnu::always_inline]] auto pairs(const Quad& quad, int index, int half) const {
         if constexpr (kBits <= 4) {
-            return Pairs{named(quad, index, half, 0), named(quad, index, half, 1)};
+            return PairsOf<Value>{named(quad, index, half, 0), named(quad, index, half, 1)};
+        } else if constexpr (!std::is_same_v<Value, bf16>) {
+            return WordPairs{_mm256_add_epi16(code_words(quad, index, half, 0), first_),
+                             _mm256_add_epi16(code_words(quad, index, half, 1), first_)};
         } else {
             const __m256i codes[2] = {code_words(quad, index, half, 0), code_words(quad, index, half, 1)};
             const __m256i low = _mm256_set1_epi32(0xffff);
@@ -215,12 +225,14 @@ class CodeReader {
         return _mm256_or_si256(bits_of(quad.low[half][part], Low), _mm256_slli_epi16(bits_of(quad.high[half][part], High), Low));
     }
 
-    [[gnu::always_inline]] __m256 counted(__m256i codes) const { return _mm256_add_ps(_mm256_cvtepi32_ps(codes), first_); }
+    [[gnu::always_inline]] __m256 counted(__m256i codes) const {
+        return _mm256_add_ps(_mm256_cvtepi32_ps(codes), _mm256_castsi256_ps(first_));
+    }
 
     __m256i low_bytes_, high_bytes_;
-    __m256 first_;
+    __m256i first_;  // the first value in each lane: fp32, or a whole number of 16 bits
 #else
-    explicit CodeReader(const bf16* values) : values_(values) {}
+    explicit CodeReader(const Value* values) : values_(values) {}
 
     struct Quad {
         const uint8_t* unit;
@@ -229,20 +241,20 @@ class CodeReader {
 
     static Quad quad(const uint8_t* unit, int index) { return {unit, index}; }
 
-    PairsOfStep step(const Quad& quad, int index) const {
+    StepOf<PairsOf<Value>> step(const Quad& quad, int index) const {
         const int step = quad.index * kQuadSteps + index;
         return {pairs(quad.unit, step, 0), pairs(quad.unit, step, kLanes)};
     }
 
   private:
     // (A call: a register tile would hold it eight times over.)
-    [[gnu::noinline]] Pairs pairs(const uint8_t* unit, int step, int output) const {
+    [[gnu::noinline]] PairsOf<Value> pairs(const uint8_t* unit, int step, int output) const {
         uint16_t codes[2 * kLanes] = {};
         add_bits<Low>(unit, step, output, 0, codes);
         if constexpr (High > 0) add_bits<High>(unit + unit_bytes(Low), step, output, Low, codes);
-        bf16 found[2 * kLanes];
+        Value found[2 * kLanes];
         for (int i = 0; i < 2 * kLanes; ++i) found[i] = values_[codes[i]];
-        return load_pairs(found);
+        return load_as_stored(found);
     }
 
     // Adds the bits that a plane has of a step's codes of sixteen outputs.
@@ -255,18 +267,19 @@ class CodeReader {
             codes[i] |= static_cast<uint16_t>((words[i] >> place.shift & ((1 << width) - 1)) << left);
     }
 
-    const bf16* values_;
+    const Value* values_;
 #endif
 };
 
-template <>
-class CodeReader<8, 0> {
+template <class Value>
+class CodeReader<8, 0, Value> {
   public:
+    using Stored = Value;
     static constexpr int kBits = 8;
     static constexpr bool kReadsOnce = true;
     static constexpr int64_t kUnitBytes = unit_bytes(kBits);
 
-    explicit CodeReader(const bf16*) {}
+    explicit CodeReader(const Value*) {}
 
     struct Quad {
         const int8_t* bytes;
@@ -278,31 +291,34 @@ class CodeReader<8, 0> {
 
     [[gnu::always_inline]] auto step(const Quad& quad, int index) const {
         const int8_t* bytes = quad.bytes + index * kStepWeights;
-        struct {
-            decltype(load_pairs(bytes)) first, second;
-        } found{load_pairs(bytes), load_pairs(bytes + kStepWeights / 2)};
-        return found;
+        const auto load_half = [](const int8_t* half) __attribute__((always_inline)) {
+            if constexpr (std::is_same_v<Value, bf16>) return load_pairs(half);
+            else return load_words(half);
+        };
+        return StepOf<decltype(load_half(bytes))>{load_half(bytes), load_half(bytes + kStepWeights / 2)};
     }
 };
 
-// Codes that have been looked up before: the values themselves, bf16, step after step.
+// Codes that have been looked up before: the values themselves, step after step.
+template <class Value>
 class ValueReader {
   public:
+    using Stored = Value;
     static constexpr int kBits = 16;
     static constexpr bool kReadsOnce = false;
     static constexpr int64_t kUnitBytes = unit_bytes(kBits);
 
     struct Quad {
-        const bf16* values;
+        const Value* values;
     };
 
     [[gnu::always_inline]] static Quad quad(const uint8_t* unit, int index) {
-        return {reinterpret_cast<const bf16*>(unit) + index * kQuadSteps * kStepWeights};
+        return {reinterpret_cast<const Value*>(unit) + index * kQuadSteps * kStepWeights};
     }
 
-    [[gnu::always_inline]] PairsOfStep step(const Quad& quad, int index) const {
-        const bf16* values = quad.values + index * kStepWeights;
-        return {load_pairs(values), load_pairs(values + kStepWeights / 2)};
+    [[gnu::always_inline]] StepOf<PairsOf<Value>> step(const Quad& quad, int index) const {
+        const Value* values = quad.values + index * kStepWeights;
+        return {load_as_stored(values), load_as_stored(values + kStepWeights / 2)};
     }
 };
 

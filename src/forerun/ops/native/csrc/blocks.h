@@ -34,6 +34,7 @@ enum class Scales {
     kFloat,        // of each group fp32: scale, offset
 };
 
+constexpr int kRowBlock = 32;  // inputs of a row that share a scale, where rows are rounded
 constexpr int64_t kStepsInputs = 256;  // that share a scale of which their groups' scales are multiples
 
 struct BlockLayout {
@@ -232,6 +233,7 @@ struct AheadOfStep {
 template <class Value = RowInput>
 struct BlockRows : InputRows<Value> {
     const float* group_sums;
+    const float* scales;  // of whole numbers, [Rows, inputs / 32]
     int64_t inputs;
     bool are_divided;  // for codes that are multiplied where they lie, on AVX2
 };
@@ -269,8 +271,9 @@ void multiply_block_tile(const Reader& reader, const uint8_t* unit, SomeScales s
     constexpr int quads = kUnitSteps / kQuadSteps, group_quads = Group / 2 / kQuadSteps;
     constexpr int fetch_steps = Reader::kBits < 8 ? 8 / Reader::kBits : 1;  // in which a cache line is read
     const int64_t inputs = rows.inputs, stride = rows.stride;
+    constexpr bool are_whole = std::is_same_v<Value, WordInput>;
     const Value* values = rows.values;
-    const float* group_sums = rows.group_sums;
+    const float *group_sums = rows.group_sums, *row_scales = rows.scales;
     alignas(kCacheLine) float own_scales[2 * kTile];
     for (int i = 0; i < Rows * kTile; i += kLanes) store(sums + i, zero());
     for (int64_t i = 0; i < inputs; i += kUnitInputs, unit += Reader::kUnitBytes) {
@@ -309,12 +312,15 @@ void multiply_block_tile(const Reader& reader, const uint8_t* unit, SomeScales s
             }
 #pragma GCC unroll 12
             for (int r = 0; r < Rows; ++r) {
-                F16 group_sum;
+                F16 group_sum, row_scale;
                 if constexpr (has_offsets) group_sum = splat(group_sums[r * (inputs / Group)]);
+                if constexpr (are_whole) row_scale = splat(row_scales[r * (inputs / kRowBlock) + i / kRowBlock]);
 #pragma GCC unroll 2
                 for (int half = 0; half < 2; ++half) {
                     float* sum = sums + r * kTile + half * kLanes;
-                    F16 total = fma(total_of(own[r][half]), own_scale[half], load(sum));
+                    F16 scaled = own_scale[half];
+                    if constexpr (are_whole) scaled = scaled * row_scale;
+                    F16 total = fma(total_of(own[r][half]), scaled, load(sum));
                     if constexpr (has_offsets) total = fma(group_sum, own_offset[half], total);
                     store(sum, total);
                 }
@@ -327,7 +333,7 @@ void multiply_block_tile(const Reader& reader, const uint8_t* unit, SomeScales s
 
 // A tile's codes as the values they stand for, for `ValueReader`.
 template <class Reader>
-void widen_codes(const Reader& reader, const uint8_t* unit, int64_t inputs, bf16* wide) {
+void widen_codes(const Reader& reader, const uint8_t* unit, int64_t inputs, typename Reader::Stored* wide) {
     for (int64_t i = 0; i < inputs; i += kUnitInputs, unit += Reader::kUnitBytes) {
         for (int index = 0; index < kUnitSteps / kQuadSteps; ++index) {
             const auto quad = reader.quad(unit, index);
@@ -369,14 +375,14 @@ void multiply_block_matrices(const Reader& reader, const uint8_t* unit, const fl
     int64_t next_input = 0;
     const auto weights_of_next_unit = [&](bf16* wide) {
         ahead.begin_unit(std::exchange(next_input, next_input + kUnitInputs));
-        const auto* here = std::is_same_v<Reader, ValueReader> ? reinterpret_cast<const bf16*>(unit) : wide;
+        const auto* here = std::is_same_v<Reader, ValueReader<bf16>> ? reinterpret_cast<const bf16*>(unit) : wide;
         for (int index = 0; index < quads; ++index, ahead.data += kQuadSteps * ahead.bytes) {
             const auto quad = reader.quad(unit, index);
 #pragma GCC unroll 4
             for (int step = 0; step < kQuadSteps; ++step, wide += kStepWeights) {
                 if (step % fetch_steps == 0)
                     fetch_line(ahead.data + step * ahead.bytes, Reader::kReadsOnce ? kCachesForOneReading : Caches::kPastFirst);
-                if constexpr (std::is_same_v<Reader, ValueReader>) continue;
+                if constexpr (std::is_same_v<Reader, ValueReader<bf16>>) continue;
                 const auto [first, second] = reader.step(quad, step);
                 store_pairs(wide, first);
                 store_pairs(wide + kStepWeights / 2, second);
@@ -427,7 +433,7 @@ void multiply_block_matrices(const Reader& reader, const uint8_t* unit, const fl
 template <int Group, bool has_offsets, class Reader>
 [[gnu::noinline]] void multiply_block_rows(const Reader& reader, const uint8_t* unit, HeaderReader<Group, has_offsets> header, float* scales,
                                            const BlockRows<>& rows, int64_t num_rows, AheadOfStep ahead, float* sums) {
-    if constexpr (!std::is_same_v<Reader, ValueReader>) read_header(header, rows.inputs, scales);
+    if constexpr (!std::is_same_v<Reader, ValueReader<bf16>>) read_header(header, rows.inputs, scales);
     with_more(num_rows, [&](auto has_more) {
         multiply_block_matrices<Group, has_offsets, has_more()>(reader, unit, scales, rows, num_rows, ahead, sums);
     });
@@ -537,7 +543,7 @@ template <int Group, bool has_offsets, int Rows, class Reader>
 template <int Group, bool has_offsets, class Reader>
 void multiply_block_rows(const Reader& reader, const uint8_t* unit, HeaderReader<Group, has_offsets> header, float* scales,
                          const BlockRows<>& rows, int64_t num_rows, AheadOfStep ahead, float* sums) {
-    if constexpr (std::is_same_v<Reader, ValueReader>) {
+    if constexpr (std::is_same_v<Reader, ValueReader<bf16>>) {
         with_count<kBlockTiles.of_values>(num_rows, [&](auto height) {
             multiply_value_tile<Group, has_offsets, height()>(reinterpret_cast<const bf16*>(unit), scales, rows, ahead, sums);
         });
@@ -560,7 +566,7 @@ constexpr RegisterTiles kBlockTiles = kVectorTiles;
 template <int Group, bool has_offsets, class Reader>
 void multiply_block_rows(const Reader& reader, const uint8_t* unit, HeaderReader<Group, has_offsets> header, float* scales,
                          const BlockRows<>& rows, int64_t num_rows, AheadOfStep ahead, float* sums) {
-    constexpr bool reads_values = std::is_same_v<Reader, ValueReader>;
+    constexpr bool reads_values = std::is_same_v<Reader, ValueReader<bf16>>;
     with_count<reads_values ? kBlockTiles.of_values : kBlockTiles.of_codes>(num_rows, [&](auto height) {
         if constexpr (reads_values)
             multiply_block_tile<Group, has_offsets, height()>(reader, unit, ReadScales<has_offsets>(scales), rows, ahead, sums);
@@ -572,7 +578,7 @@ void multiply_block_rows(const Reader& reader, const uint8_t* unit, HeaderReader
 #endif
 
 // Rows of which a member keeps its own, widened, at once.
-#if defined(__AVX2__) && !defined(__AVX512F__)
+#if defined(FORERUN_WIDENS_ROWS)
 constexpr int64_t kBlockRowsAtOnce = 128;
 #else
 constexpr int64_t kBlockRowsAtOnce = std::numeric_limits<int64_t>::max();  // it keeps none
@@ -606,25 +612,25 @@ struct BlockScratch {
 };
 
 // Calls visit(reader, group, has offsets), the latter two as constants.
-template <class Visit>
-void with_reader(int32_t storage, const bf16* values, const Visit& visit) {
+template <class Value, class Visit>
+void with_reader(int32_t storage, const Value* values, const Visit& visit) {
     using Group16 = std::integral_constant<int, 16>;
     using Group32 = std::integral_constant<int, 32>;
     switch (storage) {
-        case kQ8_0: return visit(CodeReader<8, 0>(values), Group32{}, std::false_type{});
+        case kQ8_0: return visit(CodeReader<8, 0, Value>(values), Group32{}, std::false_type{});
         case kQ4_0:
         case kIQ4_NL:
         case kIQ4_XS:
-        case kMXFP4: return visit(CodeReader<4, 0>(values), Group32{}, std::false_type{});
+        case kMXFP4: return visit(CodeReader<4, 0, Value>(values), Group32{}, std::false_type{});
         case kQ4_1:
-        case kQ4_K: return visit(CodeReader<4, 0>(values), Group32{}, std::true_type{});
-        case kQ5_0: return visit(CodeReader<4, 1>(values), Group32{}, std::false_type{});
+        case kQ4_K: return visit(CodeReader<4, 0, Value>(values), Group32{}, std::true_type{});
+        case kQ5_0: return visit(CodeReader<4, 1, Value>(values), Group32{}, std::false_type{});
         case kQ5_1:
-        case kQ5_K: return visit(CodeReader<4, 1>(values), Group32{}, std::true_type{});
-        case kQ2_K: return visit(CodeReader<2, 0>(values), Group16{}, std::true_type{});
-        case kQ3_K: return visit(CodeReader<2, 1>(values), Group16{}, std::false_type{});
-        case kQ6_K: return visit(CodeReader<4, 2>(values), Group16{}, std::false_type{});
-        default: return visit(CodeReader<8, 0>(values), Group16{}, std::true_type{});
+        case kQ5_K: return visit(CodeReader<4, 1, Value>(values), Group32{}, std::true_type{});
+        case kQ2_K: return visit(CodeReader<2, 0, Value>(values), Group16{}, std::true_type{});
+        case kQ3_K: return visit(CodeReader<2, 1, Value>(values), Group16{}, std::false_type{});
+        case kQ6_K: return visit(CodeReader<4, 2, Value>(values), Group16{}, std::false_type{});
+        default: return visit(CodeReader<8, 0, Value>(values), Group16{}, std::true_type{});
     }
 }
 
@@ -701,14 +707,14 @@ inline void multiply_some_blocks(const BlockTiles& tiles, const bf16* rows, int6
 #if defined(__AMX_BF16__)
             if (uses_vectors)
                 return multiply_block_tile<group(), has_offsets(), 1>(
-                    reader, units, Header(tiles, header), BlockRows<WideInput>{{wide_row, inputs}, group_sums, inputs, false}, ahead, scratch.sums);
+                    reader, units, Header(tiles, header), BlockRows<WideInput>{{wide_row, inputs}, group_sums, nullptr, inputs, false}, ahead, scratch.sums);
 #endif
-            const BlockRows<> block{row_values.from(from), group_sums, inputs, are_divided};
+            const BlockRows<> block{row_values.from(from), group_sums, nullptr, inputs, are_divided};
             const auto multiply_by = [&](const auto& source, const uint8_t* unit) {
                 multiply_block_rows(source, unit, Header(tiles, header), scratch.scales, block, count, ahead, scratch.sums);
             };
             if (kBlockTiles.reads_codes(num_rows)) return multiply_by(reader, units);
-            multiply_by(ValueReader{}, reinterpret_cast<const uint8_t*>(scratch.wide));
+            multiply_by(ValueReader<bf16>{}, reinterpret_cast<const uint8_t*>(scratch.wide));
         };
         const auto widen = [&](const uint8_t* header, const uint8_t* units) {
             read_header(Header(tiles, header), inputs, scratch.scales);

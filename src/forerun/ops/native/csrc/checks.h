@@ -63,7 +63,8 @@ inline void check_weight(const Weight& weight) {
     require(weight.data || !weight.outputs, "the weight has no data");
     require(weight.scale || !weight.outputs || weight.storage != kInt8, "the int8 weight has no scale");
     require(weight.first_rare || weight.storage != kCoded, "the coded weight has no list of rare weights");
-    require(!weight.rounds_rows || is_blocks(weight.storage), "rows are rounded for a weight that is not in blocks");
+    require(weight.row_bits == 0 || weight.row_bits == 8 || weight.row_bits == 16, "rows are rounded to neither 8 nor 16 bits");
+    require(weight.row_bits == 0 || is_blocks(weight.storage), "rows are rounded for a weight that is not in blocks");
     if (is_blocks(weight.storage)) check_blocks(weight.storage, weight.outputs, weight.inputs);
 }
 

@@ -42,9 +42,11 @@ inline bf16 decode(const uint8_t* step, const uint8_t* table, int place) {
     return static_cast<bf16>(table[name] << 8 | step[kNameBytes + byte]);
 }
 
-struct PairsOfStep {
-    Pairs first, second;  // of 16 outputs each
+template <class SomePairs>
+struct StepOf {
+    SomePairs first, second;  // of 16 outputs each
 };
+using PairsOfStep = StepOf<Pairs>;
 
 // The sixteen high bytes, ready to be looked up, and what to do with them.
 class HighBytes {

@@ -26,12 +26,14 @@ namespace forerun {
 namespace {
 
 // To be raised, here and in structs.py, with every change of an exported function or of a structure that it reads.
-constexpr int32_t kInterfaceVersion = 19;
+constexpr int32_t kInterfaceVersion = 20;
 
 #if defined(__AMX_BF16__)
 constexpr char kLevel[] = "amx";
 #elif defined(__AVX512BF16__)
 constexpr char kLevel[] = "avx512bf16";
+#elif defined(__AVX512VNNI__)
+constexpr char kLevel[] = "avx512vnni";
 #elif defined(__AVX512F__)
 constexpr char kLevel[] = "avx512";
 #elif defined(__AVXVNNI__)

@@ -12,6 +12,7 @@
 #include "coded.h"
 #include "functions.h"
 #include "rounded_blocks.h"
+#include "word_blocks.h"
 
 namespace forerun {
 
@@ -42,7 +43,7 @@ struct Weight {
     const RareWeight* rare;     // coded: of all tiles
     const int64_t* first_rare;  // [tiles + 1] where each tile's begin
     const Weight* const* parts;  // joined: [num_parts], of as many inputs; the joined weight has no data of its own
-    int64_t rounds_rows;         // blocks: whether rows are rounded to eight bits
+    int64_t row_bits;            // blocks: how many rows are rounded to, 8 or 16; 0: they stay bf16
 
     // Rows are bf16, else fp32.
     bool narrow_inputs() const {
@@ -335,8 +336,9 @@ inline int64_t scratch_bytes(const Weight& weight, int64_t num_rows) {
     }
     if (is_blocks(weight.storage)) {
         const BlockLayout& layout = block_layout(weight.storage);
-        return weight.rounds_rows ? RoundedScratch::bytes(layout, weight.inputs, num_rows)
-                                  : BlockScratch::bytes(layout, weight.inputs, std::min(num_rows, kBlockRowsAtOnce));
+        if (weight.row_bits == 8) return RoundedScratch::bytes(layout, weight.inputs, num_rows);
+        if (weight.row_bits == 16) return WordScratch::bytes(layout, weight.inputs, std::min(num_rows, kWordRowsAtOnce));
+        return BlockScratch::bytes(layout, weight.inputs, std::min(num_rows, kBlockRowsAtOnce));
     }
     if (widens_rows(weight.storage))
         return weight.inputs * std::min(num_rows, kWidenedRows) * static_cast<int64_t>(sizeof(float));
@@ -496,8 +498,10 @@ void multiply(const Weight& weight, const void* rows, int64_t num_rows, int64_t 
             finish(row, first_output + output, total[0], total[1]);
         };
         const auto* narrow_rows = static_cast<const bf16*>(rows);
-        if (weight.rounds_rows)
+        if (weight.row_bits == 8)
             multiply_rounded_blocks(weight.blocks(), narrow_rows, num_rows, first_tile, last_tile, scratch, kBytesAhead, emit);
+        else if (weight.row_bits == 16)
+            multiply_word_blocks(weight.blocks(), narrow_rows, num_rows, first_tile, last_tile, scratch, kBytesAhead, emit);
         else
             multiply_blocks(weight.blocks(), narrow_rows, num_rows, first_tile, last_tile, scratch, kBytesAhead, emit);
         return;

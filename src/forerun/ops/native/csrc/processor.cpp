@@ -26,6 +26,7 @@ namespace {
 struct Level {
     const char* name;
     bool (*runs_here)();
+    bool (*is_slow_here)() = [] { return false; };  // slower than a later one that runs here, too
 };
 
 #if defined(__x86_64__)
@@ -45,9 +46,12 @@ bool has_avx512() {
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("fma");
 }
 
-bool has_avx512_bf16() {
-    return has_avx512() && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
-}
+bool has_avx512_vnni() { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
+
+bool has_avx512_bf16() { return has_avx512_vnni() && __builtin_cpu_supports("avx512bf16"); }
+
+// Intel's dot product of bf16 takes four times as long as a fused multiplication and addition, which does half of its work.
+bool has_slow_bf16() { return __builtin_cpu_is("intel"); }
 
 #if defined(FORERUN_EMULATED_AMX)  // see emulated_amx.h
 
@@ -74,7 +78,8 @@ bool has_amx() {
 
 constexpr Level kLevels[] = {
     {"amx", has_amx},
-    {"avx512bf16", has_avx512_bf16},
+    {"avx512bf16", has_avx512_bf16, has_slow_bf16},
+    {"avx512vnni", has_avx512_vnni},
     {"avx512", has_avx512},
     {"avxvnni", has_avx_vnni},
     {"avx2", has_avx2},
@@ -112,14 +117,25 @@ constexpr Level kLevels[] = {{"portable", [] { return true; }}};
 
 #endif
 
-}  // namespace
-
-// Whether this processor, and its system, run the level of a name.
-EXPORT int32_t forerun_runs_here(const char* name) {
+const Level* level_of(const char* name) {
 #if defined(__x86_64__)
     __builtin_cpu_init();
 #endif
     for (const Level& level : kLevels)
-        if (std::strcmp(level.name, name) == 0) return level.runs_here();
-    return false;
+        if (std::strcmp(level.name, name) == 0) return &level;
+    return nullptr;
+}
+
+}  // namespace
+
+// Whether this processor, and its system, run the level of a name.
+EXPORT int32_t forerun_runs_here(const char* name) {
+    const Level* level = level_of(name);
+    return level && level->runs_here();
+}
+
+// Whether another level does the same sooner here.
+EXPORT int32_t forerun_is_slow_here(const char* name) {
+    const Level* level = level_of(name);
+    return level && level->is_slow_here();
 }

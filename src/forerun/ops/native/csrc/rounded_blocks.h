@@ -17,7 +17,6 @@
 
 namespace forerun {
 
-constexpr int kRowBlock = 32;  // inputs of a row that share a scale
 constexpr int kQuadInputs = 2 * kQuadSteps;
 
 // A quad's codes as bytes: of each half of the outputs two vectors.

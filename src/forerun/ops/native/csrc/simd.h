@@ -64,7 +64,13 @@ inline const Caches kCachesForSomeReadings = kIsZen4 ? Caches::kPastFirst : Cach
 constexpr Caches kCachesForOneReading = Caches::kPastSecond, kCachesForSomeReadings = Caches::kAll;
 #endif
 
-// A number of bf16, in fp32: an instruction that reads one fills a register with it.
+// Without an instruction for bf16, rows of it are widened to fp32 before they are multiplied: a register is then filled with a
+// number while it is read, for nothing.
+#if defined(__AVX2__) && !defined(__AVX512BF16__)
+#define FORERUN_WIDENS_ROWS
+#endif
+
+// A number of bf16, in fp32.
 struct WideInput {
     float value;
 };
@@ -152,13 +158,22 @@ inline Pairs load_pairs(const int8_t* p) {  // whole numbers that small are bf16
 
 #else
 
-inline void store(bf16* p, F16 x) {
+// The bf16 nearest to each lane, in the low half of its word.
+inline __m512i rounded_bits(F16 x) {
     const __m512i bits = _mm512_castps_si512(x.v);
     const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
     __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
     const __mmask16 nan = _mm512_cmp_ps_mask(x.v, x.v, _CMP_UNORD_Q);
     rounded = _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x400000));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
+    return _mm512_srli_epi32(rounded, 16);
+}
+inline void store(bf16* p, F16 x) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(rounded_bits(x)));
+}
+
+using RowInput = WideInput;  // as rows are multiplied
+inline void store(RowInput* p, F16 x) {  // rounded to bf16
+    store(&p->value, {_mm512_castsi512_ps(_mm512_slli_epi32(rounded_bits(x), 16))});
 }
 
 struct Pairs {
@@ -170,7 +185,12 @@ inline Pairs pairs_of(__m512i bits) {
             _mm512_castsi512_ps(_mm512_and_si512(bits, _mm512_set1_epi32(static_cast<int>(0xffff0000u))))};
 }
 inline Pairs load_pairs(const bf16* p) { return pairs_of(_mm512_loadu_si512(p)); }
-inline Pairs splat_pair(const bf16* p) { return {_mm512_set1_ps(widen(p[0])), _mm512_set1_ps(widen(p[1]))}; }
+inline Pairs splat_pair(const bf16* p) {
+    int32_t pair;
+    std::memcpy(&pair, p, sizeof pair);
+    return pairs_of(_mm512_set1_epi32(pair));
+}
+inline Pairs splat_pair(const RowInput* p) { return {_mm512_set1_ps(p[0].value), _mm512_set1_ps(p[1].value)}; }
 inline void store_pairs(bf16* p, Pairs x) {  // of values that bf16 holds exactly
     const __m512i high = _mm512_castps_si512(x.odd), low = _mm512_srli_epi32(_mm512_castps_si512(x.even), 16);
     _mm512_storeu_si512(p, _mm512_or_si512(high, low));
@@ -532,7 +552,7 @@ struct InputRows {
 
 // `row_inputs` gives rows of bf16 [num_rows, inputs] as they are multiplied: they themselves, or what it writes to memory, of which
 // it needs `row_input_bytes`.
-#if defined(__AVX2__) && !defined(__AVX512F__)
+#if defined(FORERUN_WIDENS_ROWS)
 
 inline int64_t row_input_bytes(int64_t num_rows, int64_t inputs) {
     const int64_t count = num_rows * row_stride<RowInput>(num_rows, inputs);

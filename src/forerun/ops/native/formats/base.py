@@ -75,7 +75,7 @@ class WeightFormat(StoredFormat):
 class PackedWeight:
     """A weight [outputs, inputs] in the layout of its format; `struct` is what the kernels read of it.
 
-    `rounds_rows`: what it is multiplied with is rounded to eight bits, see `rounding_rows`.
+    `row_bits`: what it is multiplied with is rounded to so many, see `rounding_rows`; 0: it stays as it is.
 
     It keeps the tensors alive whose addresses are in `struct`.
     """
@@ -89,7 +89,7 @@ class PackedWeight:
     rare: Tensor | None = None  # see formats.coded
     first_rare: Tensor | None = None
     parts: tuple[PackedWeight, ...] = ()  # see formats.joined
-    rounds_rows: bool = False
+    row_bits: int = 0
     struct: WeightStruct = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -105,7 +105,7 @@ class PackedWeight:
             first_rare=_address(self.first_rare),
             num_parts=len(self.parts),
             parts=cast(part_structs, c_void_p) if self.parts else None,
-            rounds_rows=self.rounds_rows,
+            row_bits=self.row_bits,
         )
         object.__setattr__(self, "struct", struct)
 

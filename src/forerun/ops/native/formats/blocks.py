@@ -101,7 +101,7 @@ class BlockTiles(StoredFormat):
             outputs=len(outputs),
             inputs=packed.inputs,
             bias=None if packed.bias is None else packed.bias[padded].contiguous(),
-            rounds_rows=packed.rounds_rows,
+            row_bits=packed.row_bits,
         )
 
     def _sections(self, inputs: int) -> list[tuple[int, int]]:
@@ -185,13 +185,23 @@ BLOCK_TILES: dict[str, BlockTiles] = {row.name: row for row in _ROWS}
 """How each row of `BLOCK_FORMATS` is stored."""
 
 
-def rounding_rows(weight: PackedWeight) -> PackedWeight:
-    """The same weight, whose rows are rounded to eight bits where it is in blocks: `ops.block_rounding.round_rows`.
+WORD_LEVELS = ("avx512vnni", "avxvnni")
+"""Levels that multiply whole numbers of 16 bits several times as fast as others."""
 
-    Products are then of whole numbers, and take about half the time where arithmetic is what takes it; see
-    csrc/rounded_blocks.h. A weight in another format is returned as it is.
+
+def row_bits_of(activation_dtype: str, level: str) -> int:
+    """What the setting means on a level, for `rounding_rows`."""
+    named = {"bfloat16": 0, "int16": 16, "int8": 8}
+    return named.get(activation_dtype, 16 if level in WORD_LEVELS else 0)
+
+
+def rounding_rows(weight: PackedWeight, bits: int) -> PackedWeight:
+    """The same weight, whose rows are rounded to 8 or 16 bits where it is in blocks: `ops.block_rounding.round_rows`.
+
+    Products are then of whole numbers, and take a half or a quarter of the time where arithmetic is what takes it; see
+    csrc/rounded_blocks.h and csrc/word_blocks.h. A weight in another format is returned as it is; 0 bits round nothing.
     """
     if weight.parts:
-        parts = tuple(rounding_rows(part) for part in weight.parts)
-        return replace(weight, parts=parts, rounds_rows=any(part.rounds_rows for part in parts))
-    return replace(weight, rounds_rows=True) if isinstance(weight.format, BlockTiles) else weight
+        parts = tuple(rounding_rows(part, bits) for part in weight.parts)
+        return replace(weight, parts=parts, row_bits=max(part.row_bits for part in parts))
+    return replace(weight, row_bits=bits) if isinstance(weight.format, BlockTiles) else weight
