@@ -56,7 +56,7 @@ LEVELS_OF_MACHINES = {
     },
     ("aarch64", "arm64"): {"neonbf16": [NEON, "-march=armv8.2-a+bf16+dotprod"], "neon": [NEON]},
 }
-# What has all instructions of a level and a few for whole numbers beside them: in a checkout it stands for it.
+# In a checkout a level is not built where the fuller one named here runs, unless FORERUN_BUILD_LEVELS names it.
 FULLER_LEVELS = {"avx512": "avx512vnni"}
 TARGET = sysconfig.get_platform().replace("universal2", platform.machine())  # as the kernels are built, see above
 LEVELS = {"portable": []}

@@ -8,8 +8,10 @@ of 0.9 billion of which a token takes a fifth, or of gpt-oss-20b with a smaller 
     python -m benchmarks.gguf_formats --formats Q4_0 --layers 1 --rounds 1 --folder /tmp/gguf    # does it run?
 
 Prints, for each format or file, median milliseconds of a pass over one and over eight tokens of one sequence after 256 others,
-of the first token after a prompt of 512, and of each of 64 tokens written after it. forerun is measured with activations in
-bf16 and in int8, which is what llama.cpp rounds them to; `--beside` measures it on another model too. All engines hold their model, and all but one are stopped while that one is measured, in turn, and back in every other round. llama.cpp is the one that `python -m benchmarks.peers install llama_cpp` builds.
+of the first token after a prompt of 512, and of each of 64 tokens written after it. forerun is measured with the
+activations that it takes by itself, bf16 or int16, and with int8, which is what llama.cpp rounds them to; `--beside` measures
+it on another model too. All engines hold their model, and all but one are stopped while that one is measured, in turn, and
+back in every other round. llama.cpp is the one that `python -m benchmarks.peers install llama_cpp` builds.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python -m benchmarks.gguf_texts --files model-Q8_0.gguf model-Q4_K_M.gguf --prompts FILE --json FILE
 
-Both compute with the weights that the file defines. llama.cpp rounds the inputs of each product to 8 bits, forerun to bf16, so
-that logits differ a little, and texts part where the two best tokens are close. For each prompt this finds the first token that
+Both compute with the weights that the file defines. llama.cpp rounds the inputs of each product to 8 bits, forerun to bf16 or
+int16, so that logits differ a little, and texts part where the two best tokens are close. For each prompt this finds the first token that
 llama.cpp would have written otherwise, and asks whether rounding to 8 bits explains it: the model is computed in fp32 with the
 same weights, once as it is and once with inputs rounded as llama.cpp's Q8_0 does, in blocks of 32. The difference of the two
 tells how much logits move (their standard deviation among the likeliest tokens of that place). A place is explained if the two

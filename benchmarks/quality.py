@@ -45,7 +45,10 @@ FORMATS: dict[str, dict[str, Any]] = {
     "int8": {"quantization": "int8"},
     "int4": {"quantization": "int4"},
     "int4-symmetric": {"quantization": "int4-symmetric"},
-    "int4, activations int8": {"quantization": "int4", "activation_dtype": "int8"},
+    **{
+        f"int4, activations {name}": {"quantization": "int4", "activation_dtype": name}
+        for name in ("bfloat16", "int16", "int8")
+    },
 }
 SETTINGS = {"max_model_len": 2048, "max_num_batched_tokens": 512, "max_num_seqs": 16, "enable_prefix_caching": False}
 WINDOW = 512

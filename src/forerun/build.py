@@ -252,7 +252,7 @@ def choose_arithmetic(
     """The dtype to compute in (None: the checkpoint's), and how to pack for the native kernels (None: torch computes).
 
     Raises:
-        ConfigError: int8 weights or activations are asked for where there are no kernels.
+        ConfigError: weights or activations of some format are asked for where there are no kernels.
     """
     asked = settings.torch_dtype
     kernels = load_kernels() if device.type == "cpu" and asked in (None, torch.float32, torch.bfloat16) else None

@@ -17,6 +17,7 @@ from forerun.core import cpu_name
 from forerun.ops.cuda.tiles import Tiles, TileTable
 from forerun.ops.native.library import KERNELS_VARIABLE, load_kernels
 from tests.gpus import H200, FakeCuda
+from tests.tiny_gguf import save_tiny_gguf
 
 
 def test_the_line_names_processor_cores_and_versions(tmp_path, monkeypatch):
@@ -48,6 +49,15 @@ def test_kernels_are_named_by_level_weights_and_threads(folder, settings, weight
     kernels = load_kernels()
     line = machine.describe_kernels(dummy_llm(folder, **settings))
     assert line == f"native {kernels.level}{weights}, {kernels.num_threads} threads"
+
+
+@pytest.mark.skipif(load_kernels() is None, reason="the kernels are not built")
+@pytest.mark.parametrize("name", ["bfloat16", "int16", "int8"])
+def test_kernels_are_named_with_what_blocks_are_multiplied_with(tmp_path, name):
+    path = tmp_path / "tiny.gguf"
+    save_tiny_gguf(path, quantized=True)
+    line = machine.describe_arithmetic(LLM(str(path), dtype="bfloat16", activation_dtype=name, max_model_len=64))
+    assert line == f"native {load_kernels().level}{'' if name == 'bfloat16' else f', {name} activations'}"
 
 
 def test_a_gpus_kernels_are_named_with_the_table_by_which_they_cut(tmp_path, monkeypatch):

@@ -186,6 +186,25 @@ def test_rounded_weights_that_were_recorded_must_be_asked_for_beside_a_model(fil
     assert main([*command, *model, "--quantization", "int8"]) == 0
 
 
+@pytest.mark.parametrize(
+    ("recorded", "asked", "status"),
+    [
+        ("int16 activations", [], 0),
+        ("int16 activations", ["int16"], 0),
+        ("int16 activations", ["bfloat16"], 2),
+        ("2 threads", ["bfloat16"], 0),
+        ("2 threads", ["int16"], 2),
+        ("int8 activations", [], 2),
+        ("int8 activations", ["int8"], 0),
+    ],
+)
+def test_activations_that_were_recorded_must_be_those_asked_for_or_what_auto_takes(files, recorded, asked, status):
+    path = recording_with(files, {"kernels": f"native avx2, {recorded}"})
+    command = ["bench", "replay", str(path), "--configs", str(files / "configs.yaml")]
+    model = ("--model", str(files / "model"), "--prompts", str(files / "chat.txt"), "--max-tokens", "16")
+    assert main([*command, *model, *(word for name in asked for word in ("--activation-dtype", name))]) == status
+
+
 def test_texts_of_one_token_are_refused(files, capsys):
     path = recording_with(files, {}, {"answer": [5], "top": [[5]], "logprobs": [[-0.1]]})
     assert main(["bench", "replay", str(path), "--configs", str(files / "configs.yaml")]) == 2

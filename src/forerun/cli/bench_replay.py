@@ -181,11 +181,12 @@ def _refuse_other_texts(path: Path, found: Recording, options: RecordingOptions,
     from forerun.config.settings import DTYPES
 
     temperatures = tuple(dict.fromkeys(text.temperature for text in found.texts))
+    activations = found.info.rounded("activations") or "bfloat16"
     recorded: dict[str, object] = {
         "--model": found.info.model,
         "--dtype": found.info.dtype,
         "--quantization": found.info.rounded("weights"),
-        "--activation-dtype": found.info.rounded("activations"),
+        "--activation-dtype": activations,
         "--load-format": found.info.load_format,
         "--prompts": {kind: len(of_kind) for kind, of_kind in found.prompts.items()},
         "--max-tokens": found.info.max_tokens,
@@ -207,7 +208,7 @@ def _refuse_other_texts(path: Path, found: Recording, options: RecordingOptions,
     }
     usual: dict[str, object] = {
         "--quantization": None,
-        "--activation-dtype": None,
+        "--activation-dtype": "auto" if activations == "int8" else activations,  # auto is either of the others
         "--load-format": "auto",
         "--prompts": prompts,
         "--max-tokens": MAX_TOKENS,

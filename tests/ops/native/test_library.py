@@ -10,6 +10,7 @@ import platform
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -116,7 +117,7 @@ def test_a_checkout_is_built_without_kernels_where_there_is_no_compiler(tmp_path
 
 @needs_kernels
 def test_the_best_build_that_runs_here_is_reserved():
-    assert load_kernels() is next(kernels for level, kernels in KERNELS.items() if not library.is_slow_here(level))
+    assert load_kernels() is KERNELS[min(KERNELS, key=lambda level: (level == "portable", library.is_slow_here(level)))]
 
 
 @pytest.mark.parametrize("level", KERNELS)
@@ -130,13 +131,24 @@ def test_the_environment_may_turn_them_off(monkeypatch):
     assert load_kernels() is None
 
 
-@needs_kernels
-def test_a_level_that_is_slow_here_is_taken_only_where_it_is_asked_for(monkeypatch):
-    first, second = [level for level in KERNELS if not library.is_slow_here(level)][:2]
-    monkeypatch.setattr(library, "is_slow_here", lambda level: level not in (second, "portable"))
-    assert load_kernels() is KERNELS[second]
-    monkeypatch.setenv(KERNELS_VARIABLE, first)
-    assert load_kernels() is KERNELS[first]
+@pytest.mark.parametrize(
+    ("built", "taken"),
+    [
+        (["avx512bf16", "avx512vnni", "avx2", "portable"], "avx512vnni"),
+        (["avx512bf16", "avx2", "portable"], "avx2"),
+        (["avx512bf16", "portable"], "avx512bf16"),
+        (["avx512bf16"], "avx512bf16"),
+        (["portable"], "portable"),
+    ],
+)
+def test_a_level_that_is_slow_here_comes_last_but_for_the_portable_one(monkeypatch, built, taken):
+    monkeypatch.setattr(library, "is_slow_here", lambda level: level == "avx512bf16")
+    monkeypatch.setattr(
+        library, "kernels_of_level", lambda level: SimpleNamespace(level=level) if level in built else None
+    )
+    assert library.best_kernels().level == taken
+    monkeypatch.setenv(KERNELS_VARIABLE, built[0])
+    assert library.best_kernels().level == built[0]
 
 
 @pytest.mark.skipif(EMULATED or not Path("/proc/cpuinfo").exists(), reason="the system does not name its processor")

@@ -124,6 +124,15 @@ def test_a_value_that_is_no_number_makes_its_row_none_and_no_other(kernels, row_
 
 @every_level
 @either_width
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("name", ["Q4_0", "Q5_K", "Q2_K"])
+def test_nothing_but_values_that_are_no_numbers_give_none(kernels, row_bits, value, name):
+    linear = packed(kernels, tame_blocks(name, 40, 256), row_bits=row_bits)
+    assert linear(torch.full((2, 256), value)).isnan().all()
+
+
+@every_level
+@either_width
 def test_only_blocks_of_a_joined_weight_round_their_rows(kernels, row_bits):
     dense = torch.randn(32, 256, generator=generator(0)).bfloat16()
     blocks = tame_blocks("Q4_0", 40, 256)

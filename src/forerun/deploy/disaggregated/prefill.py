@@ -132,7 +132,7 @@ def identity_of(llm: LLM) -> dict[str, Any]:
         "dtype": str(llm.dtype),
         "kernels": None if llm.kernels is None else llm.kernels.level,
         "quantization": llm.settings.quantization,
-        "activation_dtype": llm.settings.activation_dtype,
+        "row_bits": llm.row_bits,
         "block_size": llm.settings.block_size,
     }
 

@@ -79,7 +79,6 @@ def text_configuration(llm: LLM) -> dict[str, str]:
         "model": "made in memory" if llm.path is None else fingerprint_of_files(llm.path)[:16],
         "dtype": str(llm.dtype).removeprefix("torch."),
         "quantization": str(llm.settings.quantization).lower(),
-        "activation_dtype": llm.settings.activation_dtype,
         "device": torch.cuda.get_device_name(llm.device) if llm.device.type == "cuda" else llm.device.type,
         "kernels": describe_arithmetic(llm),
         "kernel_table": _tiles(llm),

@@ -28,6 +28,7 @@ from forerun.models.packing import Packing, can_pack
 from forerun.ops.block_weight import BlockLinear, BlockWeight
 from forerun.ops.cuda.decoder_layers import DeviceHead, DeviceRMSNorm, DeviceRotary
 from forerun.ops.layers import Embedding, Head, Linear, RMSNorm
+from forerun.ops.native.formats.blocks import row_bits_of
 from forerun.ops.native.layers import NativeRMSNorm, PackedHead
 from forerun.ops.rotary import Rotary, RotaryTable, Rotation
 
@@ -231,14 +232,13 @@ class HeadReader:
 def _packing_for(target: LoadedTarget, quantization: str | None) -> Packing | None:
     """How a head's matrices are packed for the kernels; None where there are none.
 
-    Where they are rounded to blocks, so are the rows that they are multiplied with: drafts need not be exact.
+    Where they are rounded to blocks, the rows that they are multiplied with are of eight bits: drafts need not be exact.
     """
     check_quantized_head(quantization, target)
     if target.kernels is None:
         return None
-    return Packing.choose(
-        target.kernels, dtype=target.model.dtype, quantization=quantization, row_bits=0 if quantization is None else 8
-    )
+    row_bits = row_bits_of("auto" if quantization is None else "int8", target.kernels.level)
+    return Packing.choose(target.kernels, dtype=target.model.dtype, quantization=quantization, row_bits=row_bits)
 
 
 def check_quantized_head(quantization: str | None, target: LoadedTarget) -> None:

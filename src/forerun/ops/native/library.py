@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 LEVELS = ("amx", "avx512bf16", "avx512vnni", "avx512", "avxvnni", "avx2", "neonbf16", "neon", "portable")
 """Builds of the kernels, best first, each made for one kind of machine; a CPU runs the first whose instructions it has, unless
-they are slow there."""
+they are slow there and another but the last runs, too."""
 
 KERNELS_VARIABLE = "FORERUN_CPU_KERNELS"
 """Environment variable that names a level to use, or "off"."""
@@ -206,7 +206,8 @@ def best_kernels() -> Kernels | None:
         return None
     if wanted is not None and wanted not in LEVELS:
         raise ConfigError(f"{KERNELS_VARIABLE}: got {wanted!r}; may be off, {', '.join(LEVELS)}")
-    levels = (level for level in LEVELS if not is_slow_here(level)) if wanted is None else [wanted]
+    *levels, last = LEVELS
+    levels = [*sorted(levels, key=is_slow_here), last] if wanted is None else [wanted]
     kernels = next(filter(None, map(kernels_of_level, levels)), None)
     if kernels is None and wanted is not None:
         raise ConfigError(

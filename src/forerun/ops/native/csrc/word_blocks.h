@@ -26,7 +26,8 @@ void round_to_words(const bf16* row, int64_t inputs, WordInput* values, float* s
         const bf16 largest = largest_magnitude(row + i);
         const int power = std::min(bits_of_largest - 1 + bias - (largest >> mantissa_bits), most);
         const F16 steps = splat(power_of_two(power));
-        *scales = largest < infinity ? power_of_two(-power) : std::numeric_limits<float>::quiet_NaN();
+        // (Of zeros it is 0: times a weight's scale it would be below fp32's normal numbers, which processors are slow with.)
+        *scales = largest == 0 ? 0.0f : largest < infinity ? power_of_two(-power) : std::numeric_limits<float>::quiet_NaN();
         for (int part = 0; part < kRowBlock; part += kLanes, values += kLanes) {
             const I16 whole = store_words(values, load(row + i + part) * steps);
             if constexpr (!has_offsets) continue;

@@ -16,6 +16,16 @@ struct WordInput {
 inline I16 sum_for(const WordInput*) { return splat_whole(0); }
 inline F16 total_of(I16 sum) { return to_float(sum); }
 
+#if defined(__AVX2__)
+
+inline int32_t sum_of_eight(__m256i x) {
+    __m128i four = _mm_add_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+    four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1)));
+}
+
+#endif
+
 #if defined(__AVX512F__)
 
 struct WordPairs {
@@ -46,7 +56,10 @@ inline I16 store_words(WordInput* p, F16 x) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtsepi32_epi16(whole));
     return {whole};
 }
-inline int32_t sum_lanes(I16 x) { return _mm512_reduce_add_epi32(x.v); }
+inline int32_t sum_lanes(I16 x) {
+    const __m256i eight = _mm256_add_epi32(_mm512_castsi512_si256(x.v), _mm512_extracti64x4_epi64(x.v, 1));
+    return sum_of_eight(eight);
+}
 
 #elif defined(__AVX2__)
 
@@ -84,10 +97,7 @@ inline I16 store_words(WordInput* p, F16 x) {
     return {first, second};
 }
 inline int32_t sum_lanes(I16 x) {
-    const __m256i eight = _mm256_add_epi32(x.a, x.b);
-    __m128i four = _mm_add_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
-    four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
-    return _mm_cvtsi128_si32(_mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1)));
+    return sum_of_eight(_mm256_add_epi32(x.a, x.b));
 }
 
 #else
