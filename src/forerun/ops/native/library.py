@@ -237,22 +237,23 @@ def runs_here(level: str) -> bool:
     Raises:
         ConfigError: the library that knows is not there or damaged.
     """
-    processor = _loaded("processor")
-    with _named("processor"):
-        return bool(processor.forerun_runs_here(level.encode()))
+    return _ask_processor("runs_here", level)
 
 
+@functools.cache
 def is_slow_here(level: str) -> bool:
-    """Whether this CPU does what is computed sooner with the instructions of a later level.
+    """Whether a level is built, and this CPU does what it computes sooner with the instructions of a later one.
 
     Raises:
-        ConfigError: the library that knows is damaged.
+        ConfigError: as `runs_here`.
     """
-    if not library_file(level).exists():
-        return False
+    return library_file(level).exists() and _ask_processor("is_slow_here", level)
+
+
+def _ask_processor(question: str, level: str) -> bool:
     processor = _loaded("processor")
     with _named("processor"):
-        return bool(processor.forerun_is_slow_here(level.encode()))
+        return bool(processor[f"forerun_{question}"](level.encode()))
 
 
 def _loaded(name: str) -> ctypes.CDLL:
