@@ -56,7 +56,7 @@ LEVELS_OF_MACHINES = {
     },
     ("aarch64", "arm64"): {"neonbf16": [NEON, "-march=armv8.2-a+bf16+dotprod"], "neon": [NEON]},
 }
-# In a checkout a level is not built where the fuller one named here runs, unless FORERUN_BUILD_LEVELS names it.
+# In a checkout a level is not built where the fuller one named here runs, or where it is slow, unless FORERUN_BUILD_LEVELS names it.
 FULLER_LEVELS = {"avx512": "avx512vnni"}
 TARGET = sysconfig.get_platform().replace("universal2", platform.machine())  # as the kernels are built, see above
 LEVELS = {"portable": []}
@@ -86,11 +86,11 @@ class BuildKernels(build_ext):
     def build_extensions(self):
         """Leave out what would be compiled in vain, and remove what was compiled of it before, since it is stale."""
         if self.is_for_checkout and not WANTED:
-            runs_here = self.ask_processor()
+            runs_well_here = self.ask_processor()
 
             def is_of_use(level):
                 fuller = FULLER_LEVELS.get(level)
-                return runs_here(level) and not (fuller and runs_here(fuller))
+                return runs_well_here(level) and not (fuller and runs_well_here(fuller))
 
             for ext in [ext for ext in self.extensions if not is_of_use(level_of(ext))]:
                 self.extensions.remove(ext)
@@ -98,16 +98,24 @@ class BuildKernels(build_ext):
         super().build_extensions()
 
     def ask_processor(self):
-        """Build the library that knows which levels this machine runs; return a function that asks it, or says yes where none can."""
+        """Build the library that knows which levels this machine runs, and which are slow; return a function that asks it.
+
+        It says yes to all where the library cannot be built.
+        """
         libraries = self.extensions
         (processor,) = self.extensions = [ext for ext in libraries if level_of(ext) == PROCESSOR]
         super().build_extensions()  # which goes on where an optional one cannot be built
         self.extensions = libraries
         try:
-            ask = ctypes.CDLL(str(Path(self.get_ext_fullpath(processor.name)).resolve())).forerun_runs_here
+            ask = ctypes.CDLL(str(Path(self.get_ext_fullpath(processor.name)).resolve()))
         except OSError:  # there is no compiler, or one for another system
             return lambda _: True
-        return lambda level: level == PROCESSOR or bool(ask(level.encode()))
+
+        def runs_well_here(level):
+            name = level.encode()
+            return level == PROCESSOR or bool(ask.forerun_runs_here(name) and not ask.forerun_is_slow_here(name))
+
+        return runs_well_here
 
     def build_extension(self, ext):
         """Compile each level in a folder of its own: they share a source, so their object files share a name."""

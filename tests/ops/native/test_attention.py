@@ -363,6 +363,20 @@ def test_scores_that_overflow_below_weigh_nothing_beside_others(kernels):
     torch.testing.assert_close(found, text.rows[2][256:300].mean(0).repeat_interleave(group, 0))
 
 
+@every_level
+@every_kind
+@pytest.mark.parametrize(("below", "counts"), [(65.0, True), (75.0, False)])
+def test_a_key_too_far_below_the_heaviest_counts_as_nothing(kernels, dtype, dim, below, counts):
+    """From e^-69 on, a 1e30th: products with less would be denormal, and slow. Its value of 1e35 is told from nothing."""
+    text = Text(dtype, dim)
+    query, key, value = text.rows
+    query[:], key[:], value[:] = 1.0, 0.0, 0.0
+    key[0, :, 0] = -below / 0.4
+    value[0] = 1e35
+    found = text.attend(kernels, [300])[-1]
+    assert (found > 0).all() if counts else (found == 0).all()
+
+
 # --- sizes ----------------------------------------------------------------------------------------
 
 

@@ -22,6 +22,8 @@ namespace forerun {
 constexpr int kTileKeys = 256;
 constexpr int kMaxKeyDim = 1024;
 constexpr int kMaxMembers = 32;  // (row, head) pairs that share the keys they read
+// Of a key beside the heaviest: less counts as nothing, since products with it are below fp32's normal numbers, which are slow.
+constexpr float kNoWeight = 1e-30f;
 constexpr int64_t kRowBytesAhead = 8192;  // of keys or values that are fetched while others are read
 
 // How many groups of sixteen keys, members and vectors of a value are computed together: as many sums as fit in registers,
@@ -564,7 +566,7 @@ class AttentionBlock {
         for (int i = 0; i < width_; i += kLanes) store(outputs + i, load(outputs + i) * factor);
         F16 sum = scratch_.sums[member] * factor;
         for (int i = 0; i < seen.padded; i += kLanes) {
-            const F16 weights = seen.keep(exp(load(scores + i) - reference), i, zero());
+            const F16 weights = seen.keep(max(zero(), exp(load(scores + i) - reference) - splat(kNoWeight)), i, zero());
             sum = sum + weights;
             write(i, weights);
         }

@@ -1,4 +1,5 @@
-// The codes of block formats in a tile: small integers of 2 to 8 bits, read as the values that they stand for: bf16, or whole numbers.
+// The codes of block formats in a tile: small integers of 2 to 8 bits, read as the values that they stand for, bf16 or whole
+// numbers, or as they are.
 //
 // A unit is 32 inputs of a tile's 32 outputs: sixteen steps of two inputs, four quads of four steps. Codes of up to six bits
 // lie in planes of 16-bit words, a vector of 32 words for outputs 0 to 15 (of each output its even input, then its odd one),
@@ -75,20 +76,29 @@ inline void pack_unit(const uint8_t* codes, int low, int high, uint8_t* unit) {
 template <class Value>
 using PairsOf = std::conditional_t<std::is_same_v<Value, bf16>, Pairs, WordPairs>;
 
-// Reads codes of `Low` + `High` bits. `values` [64] is what they stand for, bf16 or whole numbers, repeated where there are fewer,
-// so that bits above a code's own change nothing.
+// The codes themselves, which words are multiplied as where a format's values count up from its first one: no table is needed.
+using Code = uint8_t;
+
+template <class Value>
+constexpr bool kAreCodes = std::is_same_v<Value, Code>;
+template <class Value>
+using StoredAs = std::conditional_t<kAreCodes<Value>, int16_t, Value>;
+
+// Reads codes of `Low` + `High` bits, as `Code` or as values. `values` [64] is what they stand for, bf16 or whole numbers, repeated
+// where there are fewer, so that bits above a code's own change nothing.
 template <int Low, int High, class Value>
 class CodeReader {
   public:
-    using Stored = Value;
+    using Stored = StoredAs<Value>;
+    static constexpr bool kReadsCodes = kAreCodes<Value>;
     static constexpr int kBits = Low + High;
     static constexpr bool kReadsOnce = true;
     static constexpr int64_t kUnitBytes = unit_bytes(kBits);
 
 #if defined(__AVX512BW__)
-    explicit CodeReader(const Value* values)
+    explicit CodeReader(const Stored* values)
         : values_(_mm512_loadu_si512(values)), more_values_(_mm512_loadu_si512(values + kMostValues / 2)),
-          low_bits_(_mm512_set1_epi16((1 << Low) - 1)) {}
+          low_bits_(_mm512_set1_epi16(kRepeated * ((1 << Low) - 1))), all_bits_(_mm512_set1_epi16(kRepeated * ((1 << kBits) - 1))) {}
 
     struct Quad {
         __m512i low[2], high[2];  // of each half of the outputs
@@ -108,20 +118,39 @@ class CodeReader {
     }
 
   private:
+    // Codes of two planes that no table is asked for are put together as bytes, two steps' at once.
+    static constexpr bool kJoinsBytes = kReadsCodes && High > 0;
+    static constexpr int kRepeated = kJoinsBytes ? 0x101 : 1;
+
     // A quad's words of a plane: each nibble begins with its bits.
     template <int width>
     [[gnu::always_inline]] static __m512i words_of(const uint8_t* plane, int quad, int half) {
         constexpr int quads = 4 / width;
         const __m512i words = _mm512_loadu_si512(plane + (quad / quads * 2 + half) * 64);
         if constexpr (quads == 1) return words;
-        return _mm512_srl_epi16(words, _mm_cvtsi32_si128(width * (quad % quads)));
+        return _mm512_srlv_epi16(words, _mm512_set1_epi16(static_cast<int16_t>(width * (quad % quads))));
     }
 
+    // In each word the codes of step `odd` and of the next but one.
+    [[gnu::always_inline]] __m512i joined(const Quad& quad, int odd, int half) const {
+        const __m512i low = moved(quad.low[half], 4 * odd), high = moved(quad.high[half], 4 * odd - Low);
+        return _mm512_and_si512(_mm512_ternarylogic_epi32(low_bits_, low, high, kFirstWhereSet), all_bits_);
+    }
+
+    static constexpr int kFirstWhereSet = 0xca;
+
     [[gnu::always_inline]] PairsOf<Value> pairs(const Quad& quad, int index, int half) const {
+        if constexpr (kJoinsBytes) {
+            const __m512i codes = joined(quad, index % 2, half);
+            return {index < 2 ? _mm512_and_si512(codes, _mm512_set1_epi16(0xff)) : _mm512_srli_epi16(codes, 8)};
+        }
         __m512i code = moved(quad.low[half], 4 * index);
         if constexpr (High > 0) {
-            constexpr int choose = 0xca;  // the second where the first is set, else the third
-            code = _mm512_ternarylogic_epi32(low_bits_, code, moved(quad.high[half], 4 * index - Low), choose);
+            code = _mm512_ternarylogic_epi32(low_bits_, code, moved(quad.high[half], 4 * index - Low), kFirstWhereSet);
+        }
+        if constexpr (kReadsCodes) {
+            const bool is_alone = kBits == 4 && index == kQuadSteps - 1;  // all other bits have been shifted out
+            return {is_alone ? code : _mm512_and_si512(code, all_bits_)};
         }
         const __m512i found =
             kBits <= 5 ? _mm512_permutexvar_epi16(code, values_) : _mm512_permutex2var_epi16(values_, code, more_values_);
@@ -135,11 +164,10 @@ class CodeReader {
                            : words;
     }
 
-    __m512i values_, more_values_, low_bits_;
+    __m512i values_, more_values_, low_bits_, all_bits_;
 #elif defined(__AVX2__)
-    explicit CodeReader(const Value* values) {
-        if constexpr (std::is_same_v<Value, bf16>) first_ = _mm256_castps_si256(_mm256_set1_ps(widen(values[0])));
-        else first_ = _mm256_set1_epi16(values[0]);
+    explicit CodeReader(const Stored* values) {
+        if constexpr (std::is_same_v<Value, bf16>) first_ = _mm256_set1_ps(widen(values[0]));
         int8_t bytes[2][16];  // of values that codes of up to four bits name; others count up from the first value
         for (int i = 0; i < 16; ++i) std::memcpy(&bytes[0][i], &values[i], 1), bytes[1][i] = static_cast<int8_t>(values[i] >> 8);
         low_bytes_ = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes[0])));
@@ -186,11 +214,10 @@ class CodeReader {
     }
 
     [[gnu::always_inline]] auto pairs(const Quad& quad, int index, int half) const {
-        if constexpr (kBits <= 4) {
+        if constexpr (kReadsCodes) {
+            return WordPairs{code_words(quad, index, half, 0), code_words(quad, index, half, 1)};
+        } else if constexpr (kBits <= 4) {
             return PairsOf<Value>{named(quad, index, half, 0), named(quad, index, half, 1)};
-        } else if constexpr (!std::is_same_v<Value, bf16>) {
-            return WordPairs{_mm256_add_epi16(code_words(quad, index, half, 0), first_),
-                             _mm256_add_epi16(code_words(quad, index, half, 1), first_)};
         } else {
             const __m256i codes[2] = {code_words(quad, index, half, 0), code_words(quad, index, half, 1)};
             const __m256i low = _mm256_set1_epi32(0xffff);
@@ -222,17 +249,17 @@ class CodeReader {
         const auto bits_of = [&](__m256i words, int width) {
             return _mm256_and_si256(_mm256_srli_epi16(words, 4 * index), _mm256_set1_epi16(static_cast<int16_t>((1 << width) - 1)));
         };
-        return _mm256_or_si256(bits_of(quad.low[half][part], Low), _mm256_slli_epi16(bits_of(quad.high[half][part], High), Low));
+        const __m256i low = bits_of(quad.low[half][part], Low);
+        if constexpr (High == 0) return low;
+        return _mm256_or_si256(low, _mm256_slli_epi16(bits_of(quad.high[half][part], High), Low));
     }
 
-    [[gnu::always_inline]] __m256 counted(__m256i codes) const {
-        return _mm256_add_ps(_mm256_cvtepi32_ps(codes), _mm256_castsi256_ps(first_));
-    }
+    [[gnu::always_inline]] __m256 counted(__m256i codes) const { return _mm256_add_ps(_mm256_cvtepi32_ps(codes), first_); }
 
     __m256i low_bytes_, high_bytes_;
-    __m256i first_;  // the first value in each lane: fp32, or a whole number of 16 bits
+    __m256 first_;  // of bf16 the first value, in each lane
 #else
-    explicit CodeReader(const Value* values) : values_(values) {}
+    explicit CodeReader(const Stored* values) : values_(values) {}
 
     struct Quad {
         const uint8_t* unit;
@@ -252,8 +279,8 @@ class CodeReader {
         uint16_t codes[2 * kLanes] = {};
         add_bits<Low>(unit, step, output, 0, codes);
         if constexpr (High > 0) add_bits<High>(unit + unit_bytes(Low), step, output, Low, codes);
-        Value found[2 * kLanes];
-        for (int i = 0; i < 2 * kLanes; ++i) found[i] = values_[codes[i]];
+        Stored found[2 * kLanes];
+        for (int i = 0; i < 2 * kLanes; ++i) found[i] = kReadsCodes ? static_cast<Stored>(codes[i]) : values_[codes[i]];
         return load_as_stored(found);
     }
 
@@ -267,7 +294,7 @@ class CodeReader {
             codes[i] |= static_cast<uint16_t>((words[i] >> place.shift & ((1 << width) - 1)) << left);
     }
 
-    const Value* values_;
+    const Stored* values_;
 #endif
 };
 
@@ -275,6 +302,7 @@ template <class Value>
 class CodeReader<8, 0, Value> {
   public:
     using Stored = Value;
+    static constexpr bool kReadsCodes = false;
     static constexpr int kBits = 8;
     static constexpr bool kReadsOnce = true;
     static constexpr int64_t kUnitBytes = unit_bytes(kBits);
@@ -299,25 +327,26 @@ class CodeReader<8, 0, Value> {
     }
 };
 
-// Codes that have been looked up before: the values themselves, step after step.
+// What a CodeReader has read before, step after step.
 template <class Value>
 class ValueReader {
   public:
-    using Stored = Value;
+    using Stored = StoredAs<Value>;
+    static constexpr bool kReadsCodes = kAreCodes<Value>;
     static constexpr int kBits = 16;
     static constexpr bool kReadsOnce = false;
     static constexpr int64_t kUnitBytes = unit_bytes(kBits);
 
     struct Quad {
-        const Value* values;
+        const Stored* values;
     };
 
     [[gnu::always_inline]] static Quad quad(const uint8_t* unit, int index) {
-        return {reinterpret_cast<const Value*>(unit) + index * kQuadSteps * kStepWeights};
+        return {reinterpret_cast<const Stored*>(unit) + index * kQuadSteps * kStepWeights};
     }
 
     [[gnu::always_inline]] StepOf<PairsOf<Value>> step(const Quad& quad, int index) const {
-        const Value* values = quad.values + index * kStepWeights;
+        const Stored* values = quad.values + index * kStepWeights;
         return {load_as_stored(values), load_as_stored(values + kStepWeights / 2)};
     }
 };

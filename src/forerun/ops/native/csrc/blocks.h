@@ -169,16 +169,18 @@ class HeaderReader {
     }
 
     [[gnu::always_inline]] const float* count_steps(float* own) {
+        if (num_counted_++ % (kStepsInputs / Group) == 0) {
+            const auto* sizes = reinterpret_cast<const fp16*>(pass(step_sizes_, kCount * sizeof(fp16)));
+            for (int i = 0; i < kCount; i += kLanes) store(sizes_ + i, i < kTile ? load(sizes + i) : load(sizes + i) * splat(-1.0f));
+        }
         const bool is_shared = kind_ == Scales::kSharedSteps;
         const uint8_t* steps = pass(groups_, is_shared ? kTile : kCount);
-        const auto* sizes = reinterpret_cast<const fp16*>(step_sizes_);
         for (int set = 0; set * kTile < kCount; ++set) {
             for (int i = 0; i < kTile; i += kLanes) {
                 const F16 count = is_shared ? load_nibbles(steps + i, set) : load(reinterpret_cast<const int8_t*>(steps) + set * kTile + i);
-                store(own + set * kTile + i, load(sizes + set * kTile + i) * (set ? count * splat(-1.0f) : count));
+                store(own + set * kTile + i, load(sizes_ + set * kTile + i) * count);
             }
         }
-        if (++num_counted_ % (kStepsInputs / Group) == 0) pass(step_sizes_, kCount * sizeof(fp16));
         return own;
     }
 
@@ -187,6 +189,7 @@ class HeaderReader {
     const uint8_t* groups_;  // all else
     int64_t tile_bytes_;
     int64_t num_counted_ = 0;
+    float sizes_[kCount];  // of steps, that of minima negative
 };
 
 // The same of a header that has been read before.
@@ -229,13 +232,16 @@ struct AheadOfStep {
     }
 };
 
-// Rows that a tile is multiplied by at once, with the sums of their groups if the format has offsets: [Rows, groups].
+// Rows that a tile is multiplied by at once, with the sums of their groups if the format has offsets: [Rows, groups], of whole
+// numbers [groups, rows in all], as all that whole numbers have beside.
 template <class Value = RowInput>
 struct BlockRows : InputRows<Value> {
     const float* group_sums;
-    const float* scales;  // of whole numbers, [Rows, inputs / 32]
     int64_t inputs;
-    bool are_divided;  // for codes that are multiplied where they lie, on AVX2
+    bool are_divided = false;         // for codes that are multiplied where they lie, on AVX2
+    int64_t num_in_all = 0;           // rows of whole numbers
+    const float* scales = nullptr;    // [inputs / 32, rows in all]
+    const int32_t* starts = nullptr;  // [groups, rows in all], where codes are multiplied as they are: what sums start from
 };
 
 // Where a register tile of so many rows fetches codes to: with more than a few rows, lines past the second cache are gone again
@@ -272,8 +278,11 @@ void multiply_block_tile(const Reader& reader, const uint8_t* unit, SomeScales s
     constexpr int fetch_steps = Reader::kBits < 8 ? 8 / Reader::kBits : 1;  // in which a cache line is read
     const int64_t inputs = rows.inputs, stride = rows.stride;
     constexpr bool are_whole = std::is_same_v<Value, WordInput>;
+    const int64_t of_next_row = are_whole ? 1 : inputs / Group, of_next_group = are_whole ? rows.num_in_all : 1;
     const Value* values = rows.values;
     const float *group_sums = rows.group_sums, *row_scales = rows.scales;
+    const int32_t* starts = rows.starts;
+    constexpr bool has_starts = Reader::kReadsCodes && !has_offsets;
     alignas(kCacheLine) float own_scales[2 * kTile];
     for (int i = 0; i < Rows * kTile; i += kLanes) store(sums + i, zero());
     for (int64_t i = 0; i < inputs; i += kUnitInputs, unit += Reader::kUnitBytes) {
@@ -282,7 +291,10 @@ void multiply_block_tile(const Reader& reader, const uint8_t* unit, SomeScales s
             const float* scale = scales.next(own_scales);
             decltype(sum_for(values)) own[Rows][2];
 #pragma GCC unroll 12
-            for (int r = 0; r < Rows; ++r) own[r][0] = own[r][1] = sum_for(values);
+            for (int r = 0; r < Rows; ++r) {
+                if constexpr (has_starts) own[r][0] = own[r][1] = splat_whole(starts[r]);
+                else own[r][0] = own[r][1] = sum_for(values);
+            }
             for (int place = 0; place < group_quads; ++place, values += 2 * kQuadSteps) {
                 const auto quad = reader.quad(unit, first_quad + place);
                 const Value* every_third[(Rows + 2) / 3];
@@ -313,8 +325,8 @@ void multiply_block_tile(const Reader& reader, const uint8_t* unit, SomeScales s
 #pragma GCC unroll 12
             for (int r = 0; r < Rows; ++r) {
                 F16 group_sum, row_scale;
-                if constexpr (has_offsets) group_sum = splat(group_sums[r * (inputs / Group)]);
-                if constexpr (are_whole) row_scale = splat(row_scales[r * (inputs / kRowBlock) + i / kRowBlock]);
+                if constexpr (has_offsets) group_sum = splat(group_sums[r * of_next_row]);
+                if constexpr (are_whole) row_scale = splat(row_scales[r]);
 #pragma GCC unroll 2
                 for (int half = 0; half < 2; ++half) {
                     float* sum = sums + r * kTile + half * kLanes;
@@ -326,8 +338,10 @@ void multiply_block_tile(const Reader& reader, const uint8_t* unit, SomeScales s
                 }
             }
             if constexpr (Rows > kRowsInRegisters) keep_in_memory(sums);
-            ++group_sums;
+            if constexpr (has_offsets) group_sums += of_next_group;
+            if constexpr (has_starts) starts += of_next_group;
         }
+        if constexpr (are_whole) row_scales += of_next_group;
     }
 }
 
@@ -611,25 +625,27 @@ struct BlockScratch {
     static constexpr int kMostRows = std::max(kBlockTiles.of_codes, kBlockTiles.of_values);
 };
 
-// Calls visit(reader, group, has offsets), the latter two as constants.
+// Calls visit(reader, group, has offsets), the latter two as constants. `values` are what codes stand for; words are `Code` where
+// those count up, and as int8 codes of eight bits are read as they are.
 template <class Value, class Visit>
 void with_reader(int32_t storage, const Value* values, const Visit& visit) {
+    using Counted = std::conditional_t<std::is_same_v<Value, bf16>, bf16, Code>;
     using Group16 = std::integral_constant<int, 16>;
     using Group32 = std::integral_constant<int, 32>;
     switch (storage) {
         case kQ8_0: return visit(CodeReader<8, 0, Value>(values), Group32{}, std::false_type{});
-        case kQ4_0:
+        case kQ4_0: return visit(CodeReader<4, 0, Counted>(values), Group32{}, std::false_type{});
         case kIQ4_NL:
         case kIQ4_XS:
         case kMXFP4: return visit(CodeReader<4, 0, Value>(values), Group32{}, std::false_type{});
         case kQ4_1:
-        case kQ4_K: return visit(CodeReader<4, 0, Value>(values), Group32{}, std::true_type{});
-        case kQ5_0: return visit(CodeReader<4, 1, Value>(values), Group32{}, std::false_type{});
+        case kQ4_K: return visit(CodeReader<4, 0, Counted>(values), Group32{}, std::true_type{});
+        case kQ5_0: return visit(CodeReader<4, 1, Counted>(values), Group32{}, std::false_type{});
         case kQ5_1:
-        case kQ5_K: return visit(CodeReader<4, 1, Value>(values), Group32{}, std::true_type{});
-        case kQ2_K: return visit(CodeReader<2, 0, Value>(values), Group16{}, std::true_type{});
-        case kQ3_K: return visit(CodeReader<2, 1, Value>(values), Group16{}, std::false_type{});
-        case kQ6_K: return visit(CodeReader<4, 2, Value>(values), Group16{}, std::false_type{});
+        case kQ5_K: return visit(CodeReader<4, 1, Counted>(values), Group32{}, std::true_type{});
+        case kQ2_K: return visit(CodeReader<2, 0, Counted>(values), Group16{}, std::true_type{});
+        case kQ3_K: return visit(CodeReader<2, 1, Counted>(values), Group16{}, std::false_type{});
+        case kQ6_K: return visit(CodeReader<4, 2, Counted>(values), Group16{}, std::false_type{});
         default: return visit(CodeReader<8, 0, Value>(values), Group16{}, std::true_type{});
     }
 }
@@ -707,9 +723,9 @@ inline void multiply_some_blocks(const BlockTiles& tiles, const bf16* rows, int6
 #if defined(__AMX_BF16__)
             if (uses_vectors)
                 return multiply_block_tile<group(), has_offsets(), 1>(
-                    reader, units, Header(tiles, header), BlockRows<WideInput>{{wide_row, inputs}, group_sums, nullptr, inputs, false}, ahead, scratch.sums);
+                    reader, units, Header(tiles, header), BlockRows<WideInput>{{wide_row, inputs}, group_sums, inputs}, ahead, scratch.sums);
 #endif
-            const BlockRows<> block{row_values.from(from), group_sums, nullptr, inputs, are_divided};
+            const BlockRows<> block{row_values.from(from), group_sums, inputs, are_divided};
             const auto multiply_by = [&](const auto& source, const uint8_t* unit) {
                 multiply_block_rows(source, unit, Header(tiles, header), scratch.scales, block, count, ahead, scratch.sums);
             };

@@ -116,16 +116,13 @@ void widen_bytes(const Reader& reader, const uint8_t* unit, int64_t inputs, uint
 // Rows [num_rows, inputs] rounded to eight bits.
 struct RoundedRows {
     int8_t* values;     // [rows, inputs], `stride` apart, of every eight in the reader's order
-    float* scales;      // [rows, inputs / 32]
-    int32_t* starts;    // [rows, groups] what a group's sum starts from: what its codes lack to their values
-    float* group_sums;  // [rows, groups] of the rounded inputs
-    int64_t inputs, stride;
-    int group;
+    float* scales;      // [inputs / 32, rows]
+    int32_t* starts;    // [groups, rows] what a group's sum starts from: what its codes lack to their values
+    float* group_sums;  // [groups, rows] of the rounded inputs
+    int64_t num_rows, inputs, stride;
 
     RoundedRows from(int64_t row) const {
-        const int64_t groups = inputs / group;
-        return {values + row * stride, scales + row * (inputs / kRowBlock), starts + row * groups, group_sums + row * groups,
-                inputs, stride, group};
+        return {values + row * stride, scales + row, starts + row, group_sums + row, num_rows, inputs, stride};
     }
 };
 
@@ -137,7 +134,7 @@ void round_row(const bf16* row, int base, const RoundedRows& out) {
     float *scale = out.scales, *sums = out.group_sums;
     int32_t* starts = out.starts;
     int8_t* values = out.values;
-    for (int64_t i = 0; i < out.inputs; i += kRowBlock, ++scale) {
+    for (int64_t i = 0; i < out.inputs; i += kRowBlock, scale += out.num_rows) {
         const bf16 bits = largest_magnitude(row + i);
         const float largest = widen(bits);
         *scale = bits < infinity ? largest / most : std::numeric_limits<float>::quiet_NaN();
@@ -148,8 +145,10 @@ void round_row(const bf16* row, int base, const RoundedRows& out) {
             sum += sum_of_bytes(values);
             put_in_order<Reader::kOrder>(values);
             if ((part + kLanes) % Group == 0) {
-                *starts++ = base * sum;
-                *sums++ = *scale * static_cast<float>(sum);
+                *starts = base * sum;
+                *sums = *scale * static_cast<float>(sum);
+                starts += out.num_rows;
+                sums += out.num_rows;
                 sum = 0;
             }
         }
@@ -161,20 +160,20 @@ template <int Group, bool has_offsets, int Rows, class Reader, class SomeScales>
 void multiply_rounded_tile(const Reader& reader, const uint8_t* unit, SomeScales scales, const RoundedRows& rows,
                            AheadOfStep ahead, float* sums) {
     constexpr int quads = kUnitSteps / kQuadSteps, group_quads = Group / kQuadInputs;
-    const int64_t inputs = rows.inputs, stride = rows.stride, groups = inputs / Group, blocks = inputs / kRowBlock;
+    const int64_t inputs = rows.inputs, stride = rows.stride, num_rows = rows.num_rows;
     const int8_t* values = rows.values;
     const float *row_scales = rows.scales, *group_sums = rows.group_sums;
     alignas(kCacheLine) float own_scales[2 * kTile];
     const int32_t* starts = rows.starts;
     const int64_t quad_bytes = kQuadSteps * ahead.bytes;
     for (int i = 0; i < Rows * kTile; i += kLanes) store(sums + i, zero());
-    for (int64_t i = 0; i < inputs; i += kUnitInputs, unit += Reader::kUnitBytes, ++row_scales) {
+    for (int64_t i = 0; i < inputs; i += kUnitInputs, unit += Reader::kUnitBytes, row_scales += num_rows) {
         ahead.begin_unit(i);
         for (int first_quad = 0; first_quad < quads; first_quad += group_quads) {
             const float* scale = scales.next(own_scales);
             I16 own[Rows][2];
 #pragma GCC unroll 12
-            for (int r = 0; r < Rows; ++r) own[r][0] = own[r][1] = splat_whole(starts[r * groups]);
+            for (int r = 0; r < Rows; ++r) own[r][0] = own[r][1] = splat_whole(starts[r]);
 #pragma GCC unroll kRepeatedSteps
             for (int place = 0; place < group_quads; ++place, values += kQuadInputs) {
                 const QuadBytes quad = reader.quad(unit, first_quad + place);
@@ -199,9 +198,9 @@ void multiply_rounded_tile(const Reader& reader, const uint8_t* unit, SomeScales
             }
 #pragma GCC unroll 12
             for (int r = 0; r < Rows; ++r) {
-                const F16 row_scale = splat(row_scales[r * blocks]);
+                const F16 row_scale = splat(row_scales[r]);
                 F16 group_sum;
-                if constexpr (has_offsets) group_sum = splat(group_sums[r * groups]);
+                if constexpr (has_offsets) group_sum = splat(group_sums[r]);
 #pragma GCC unroll 2
                 for (int half = 0; half < 2; ++half) {
                     float* sum = sums + r * kTile + half * kLanes;
@@ -211,8 +210,8 @@ void multiply_rounded_tile(const Reader& reader, const uint8_t* unit, SomeScales
                 }
             }
             if constexpr (Rows > kRowsInRegisters) keep_in_memory(sums);
-            ++starts;
-            ++group_sums;
+            starts += num_rows;
+            group_sums += num_rows;
         }
     }
 }
@@ -234,7 +233,7 @@ struct RoundedScratch {
         auto* row_scales = reinterpret_cast<float*>(values + num_rows * stride);
         auto* starts = reinterpret_cast<int32_t*>(row_scales + num_rows * (inputs / kRowBlock));
         auto* group_sums = reinterpret_cast<float*>(starts + num_rows * groups);
-        rows = {values, row_scales, starts, group_sums, inputs, stride, layout.group};
+        rows = {values, row_scales, starts, group_sums, num_rows, inputs, stride};
     }
 
     static int64_t bytes(const BlockLayout& layout, int64_t inputs, int64_t num_rows) {
