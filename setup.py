@@ -3,8 +3,8 @@
 All else is in pyproject.toml.
 
 Where there is no compiler the package is installed without them: torch then computes. A checkout that is used where it lies
-(pip install -e, build_ext --inplace) gets the levels that this machine runs, a package all of them. FORERUN_BUILD_LEVELS names
-levels to build and no others, or all, and they must be built. CFLAGS come after the flags of this file, so they win. They are built for
+(pip install -e, build_ext --inplace) gets the levels that this machine runs well, a package all of them. FORERUN_BUILD_LEVELS
+names levels to build and no others, or all, and they must be built. CFLAGS come after the flags of this file, so they win. They are built for
 the system that Python says it runs on, or for the one that _PYTHON_HOST_PLATFORM names, with the compilers CC and CXX:
 _PYTHON_HOST_PLATFORM=linux-aarch64 CC=aarch64-linux-gnu-gcc CXX=aarch64-linux-gnu-g++.
 """
@@ -86,7 +86,10 @@ class BuildKernels(build_ext):
     def build_extensions(self):
         """Leave out what would be compiled in vain, and remove what was compiled of it before, since it is stale."""
         if self.is_for_checkout and not WANTED:
-            runs_well_here = self.ask_processor()
+            ask = self.ask_processor()
+
+            def runs_well_here(level):
+                return level == PROCESSOR or (ask("runs_here", level) and not ask("is_slow_here", level))
 
             def is_of_use(level):
                 fuller = FULLER_LEVELS.get(level)
@@ -98,24 +101,19 @@ class BuildKernels(build_ext):
         super().build_extensions()
 
     def ask_processor(self):
-        """Build the library that knows which levels this machine runs, and which are slow; return a function that asks it.
+        """Build the library that knows this machine's processor; return a function that asks it.
 
-        It says yes to all where the library cannot be built.
+        Where it cannot be built, every level runs here, and none is slow.
         """
         libraries = self.extensions
         (processor,) = self.extensions = [ext for ext in libraries if level_of(ext) == PROCESSOR]
         super().build_extensions()  # which goes on where an optional one cannot be built
         self.extensions = libraries
         try:
-            ask = ctypes.CDLL(str(Path(self.get_ext_fullpath(processor.name)).resolve()))
+            answers = ctypes.CDLL(str(Path(self.get_ext_fullpath(processor.name)).resolve()))
         except OSError:  # there is no compiler, or one for another system
-            return lambda _: True
-
-        def runs_well_here(level):
-            name = level.encode()
-            return level == PROCESSOR or bool(ask.forerun_runs_here(name) and not ask.forerun_is_slow_here(name))
-
-        return runs_well_here
+            return lambda question, _: question == "runs_here"
+        return lambda question, level: bool(answers[f"forerun_{question}"](level.encode()))
 
     def build_extension(self, ext):
         """Compile each level in a folder of its own: they share a source, so their object files share a name."""

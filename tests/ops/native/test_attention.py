@@ -358,16 +358,18 @@ def test_scores_that_overflow_below_weigh_nothing_beside_others(kernels):
     """A tile of keys whose scores are all -inf, then one of others: the row is of the others alone."""
     text = Text(torch.float32, 20)
     text.rows[0][:], text.rows[1][:256], text.rows[1][256:] = 1e30, -1e30, 0.0
-    found = text.attend(kernels, [300])[-1]
-    group = len(found) // text.rows[2].shape[1]
-    torch.testing.assert_close(found, text.rows[2][256:300].mean(0).repeat_interleave(group, 0))
+    found = text.attend(kernels, [300])
+    group = found.shape[1] // text.rows[2].shape[1]
+    for row, first in ((255, 0), (299, 256)):  # the former sees none but those
+        expected = text.rows[2][first : row + 1].mean(0).repeat_interleave(group, 0)
+        torch.testing.assert_close(found[row], expected)
 
 
 @every_level
 @every_kind
 @pytest.mark.parametrize(("below", "counts"), [(65.0, True), (75.0, False)])
 def test_a_key_too_far_below_the_heaviest_counts_as_nothing(kernels, dtype, dim, below, counts):
-    """From e^-69 on, a 1e30th: products with less would be denormal, and slow. Its value of 1e35 is told from nothing."""
+    """Beyond e^-69, a 1e30th: products with less may be denormal, and slow. Its value of 1e35 is told from nothing."""
     text = Text(dtype, dim)
     query, key, value = text.rows
     query[:], key[:], value[:] = 1.0, 0.0, 0.0

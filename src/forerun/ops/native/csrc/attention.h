@@ -22,7 +22,8 @@ namespace forerun {
 constexpr int kTileKeys = 256;
 constexpr int kMaxKeyDim = 1024;
 constexpr int kMaxMembers = 32;  // (row, head) pairs that share the keys they read
-// Of a key beside the heaviest: less counts as nothing, since products with it are below fp32's normal numbers, which are slow.
+// Taken from each key's weight beside the heaviest, so that less is nothing: products with it may be below fp32's normal numbers,
+// which are slow.
 constexpr float kNoWeight = 1e-30f;
 constexpr int64_t kRowBytesAhead = 8192;  // of keys or values that are fetched while others are read
 
@@ -560,13 +561,14 @@ class AttentionBlock {
         const float* scores = scratch_.scores + member * kTileKeys;
         const float highest = scratch_.highest[member];
         // Where no score is above -inf they are taken as they are: -inf - -inf would be NaN.
-        const F16 reference = splat(highest == -std::numeric_limits<float>::infinity() ? 0.0f : highest);
+        const bool are_all_lowest = highest == -std::numeric_limits<float>::infinity();
+        const F16 reference = splat(are_all_lowest ? 0.0f : highest), nothing = splat(are_all_lowest ? 0.0f : kNoWeight);
         const F16 factor = scratch_.factors[member];
         float* outputs = scratch_.outputs.data() + member * width_;
         for (int i = 0; i < width_; i += kLanes) store(outputs + i, load(outputs + i) * factor);
         F16 sum = scratch_.sums[member] * factor;
         for (int i = 0; i < seen.padded; i += kLanes) {
-            const F16 weights = seen.keep(max(zero(), exp(load(scores + i) - reference) - splat(kNoWeight)), i, zero());
+            const F16 weights = seen.keep(max(zero(), exp(load(scores + i) - reference) - nothing), i, zero());
             sum = sum + weights;
             write(i, weights);
         }

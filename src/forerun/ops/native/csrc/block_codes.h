@@ -219,6 +219,7 @@ class CodeReader {
         } else if constexpr (kBits <= 4) {
             return PairsOf<Value>{named(quad, index, half, 0), named(quad, index, half, 1)};
         } else {
+            static_assert(std::is_same_v<Value, bf16>);  // no format names words by more bits
             const __m256i codes[2] = {code_words(quad, index, half, 0), code_words(quad, index, half, 1)};
             const __m256i low = _mm256_set1_epi32(0xffff);
             return WidePairs{{counted(_mm256_and_si256(codes[0], low)), counted(_mm256_and_si256(codes[1], low))},

@@ -43,7 +43,7 @@ struct BlockLayout {
     Scales scales;
     bool has_offsets;
     const int8_t* values;  // [16] that codes name; null: a code counts from `first` up
-    int first;
+    int first;             // 0 where there are offsets
 
     int bits() const { return low_bits + high_bits; }
     int per_group() const { return has_offsets ? 2 : 1; }
@@ -189,7 +189,7 @@ class HeaderReader {
     const uint8_t* groups_;  // all else
     int64_t tile_bytes_;
     int64_t num_counted_ = 0;
-    float sizes_[kCount];  // of steps, that of minima negative
+    float sizes_[kCount] = {};  // of steps, that of minima negative
 };
 
 // The same of a header that has been read before.
@@ -232,8 +232,8 @@ struct AheadOfStep {
     }
 };
 
-// Rows that a tile is multiplied by at once, with the sums of their groups if the format has offsets: [Rows, groups], of whole
-// numbers [groups, rows in all], as all that whole numbers have beside.
+// Rows that a tile is multiplied by at once, with the sums of their groups if the format has offsets: [Rows, groups]. For rows of
+// whole numbers all such arrays are [groups or blocks, rows in all].
 template <class Value = RowInput>
 struct BlockRows : InputRows<Value> {
     const float* group_sums;
@@ -591,9 +591,10 @@ void multiply_block_rows(const Reader& reader, const uint8_t* unit, HeaderReader
 
 #endif
 
-// Rows of which a member keeps its own, widened, at once.
+// Rows that go through all tiles at once where a member keeps its own of them, rounded or widened, in the second cache.
+constexpr int64_t kOwnRowsAtOnce = 128;
 #if defined(FORERUN_WIDENS_ROWS)
-constexpr int64_t kBlockRowsAtOnce = 128;
+constexpr int64_t kBlockRowsAtOnce = kOwnRowsAtOnce;
 #else
 constexpr int64_t kBlockRowsAtOnce = std::numeric_limits<int64_t>::max();  // it keeps none
 #endif
@@ -625,8 +626,8 @@ struct BlockScratch {
     static constexpr int kMostRows = std::max(kBlockTiles.of_codes, kBlockTiles.of_values);
 };
 
-// Calls visit(reader, group, has offsets), the latter two as constants. `values` are what codes stand for; words are `Code` where
-// those count up, and as int8 codes of eight bits are read as they are.
+// Calls visit(reader, group, has offsets), the latter two as constants. `values` are what codes stand for. For rows of
+// words, codes that count up are read as `Code`; codes of eight bits are int8 and need no table.
 template <class Value, class Visit>
 void with_reader(int32_t storage, const Value* values, const Visit& visit) {
     using Counted = std::conditional_t<std::is_same_v<Value, bf16>, bf16, Code>;
@@ -665,6 +666,15 @@ class EmitSums {
     const void* emit_;
     void (*call_)(const void*, int64_t, int64_t, const float*);
 };
+
+// Multiplies any number of rows [num_rows, inputs]: some(rows, how many, emit) so many at once.
+template <class Some>
+void multiply_in_parts(const bf16* rows, int64_t num_rows, int64_t inputs, int64_t at_once, EmitSums emit, const Some& some) {
+    for (int64_t begin = 0, count; begin < num_rows; begin += count) {
+        count = std::min(at_once, num_rows - begin);
+        some(rows + begin * inputs, count, [&](int64_t row, int64_t tile, const float* sums) { emit(begin + row, tile, sums); });
+    }
+}
 
 // Goes through tiles [first, last) with rows in register tiles of nearly equal height: multiply(first row, rows, header, codes,
 // ahead) writes the sums of some rows, for which emit(row, tile, sums [32]) is called. Where these read values,
@@ -744,10 +754,9 @@ inline void multiply_some_blocks(const BlockTiles& tiles, const bf16* rows, int6
 inline void multiply_blocks(const BlockTiles& tiles, const bf16* rows, int64_t num_rows, int64_t first, int64_t last,
                             uint8_t* memory, int64_t bytes_ahead, EmitSums emit) {
     if (first >= last) return;
-    const int64_t at_once = std::min(num_rows, kBlockRowsAtOnce);
-    for (int64_t begin = 0; begin < num_rows; begin += at_once)
-        multiply_some_blocks(tiles, rows + begin * tiles.inputs, std::min(at_once, num_rows - begin), first, last, memory, bytes_ahead,
-                             [&](int64_t row, int64_t tile, const float* sums) { emit(begin + row, tile, sums); });
+    multiply_in_parts(rows, num_rows, tiles.inputs, kBlockRowsAtOnce, emit, [&](const bf16* some, int64_t count, EmitSums emit_some) {
+        multiply_some_blocks(tiles, some, count, first, last, memory, bytes_ahead, emit_some);
+    });
 }
 
 // One output's weights, by their definition: [inputs] fp32.

@@ -336,8 +336,8 @@ inline int64_t scratch_bytes(const Weight& weight, int64_t num_rows) {
     }
     if (is_blocks(weight.storage)) {
         const BlockLayout& layout = block_layout(weight.storage);
-        if (weight.row_bits == 8) return RoundedScratch::bytes(layout, weight.inputs, num_rows);
-        if (weight.row_bits == 16) return WordScratch::bytes(layout, weight.inputs, std::min(num_rows, kWordRowsAtOnce));
+        if (weight.row_bits == 8) return RoundedScratch::bytes(layout, weight.inputs, std::min(num_rows, kOwnRowsAtOnce));
+        if (weight.row_bits == 16) return WordScratch::bytes(layout, weight.inputs, std::min(num_rows, kOwnRowsAtOnce));
         return BlockScratch::bytes(layout, weight.inputs, std::min(num_rows, kBlockRowsAtOnce));
     }
     if (widens_rows(weight.storage))

@@ -271,10 +271,9 @@ inline int byte_base(const BlockLayout& layout) {
     return layout.low_bits == 8 || layout.values ? kSignedBias : layout.first;
 }
 
-// Rows [num_rows, inputs], which are rounded, times tiles [first, last): emit(row, tile, sums [32]).
-inline void multiply_rounded_blocks(const BlockTiles& tiles, const bf16* rows, int64_t num_rows, int64_t first, int64_t last,
-                                    uint8_t* memory, int64_t bytes_ahead, EmitSums emit) {
-    if (first >= last || num_rows == 0) return;
+// Rows [num_rows, inputs], kOwnRowsAtOnce at most, which are rounded, times tiles [first, last): emit(row, tile, sums [32]).
+inline void multiply_some_rounded(const BlockTiles& tiles, const bf16* rows, int64_t num_rows, int64_t first, int64_t last,
+                                  uint8_t* memory, int64_t bytes_ahead, EmitSums emit) {
     const BlockLayout& layout = tiles.layout();
     const RoundedScratch scratch(layout, tiles.inputs, num_rows, memory);
     const int64_t inputs = tiles.inputs;
@@ -304,6 +303,15 @@ inline void multiply_rounded_blocks(const BlockTiles& tiles, const bf16* rows, i
             widen_bytes(reader, units, inputs, scratch.wide);
         };
         each_block_tile(tiles, num_rows, kVectorTiles, first, last, bytes_ahead, scratch.sums, widen, multiply, emit);
+    });
+}
+
+// The same of any number of rows.
+inline void multiply_rounded_blocks(const BlockTiles& tiles, const bf16* rows, int64_t num_rows, int64_t first, int64_t last,
+                                    uint8_t* memory, int64_t bytes_ahead, EmitSums emit) {
+    if (first >= last) return;
+    multiply_in_parts(rows, num_rows, tiles.inputs, kOwnRowsAtOnce, emit, [&](const bf16* some, int64_t count, EmitSums emit_some) {
+        multiply_some_rounded(tiles, some, count, first, last, memory, bytes_ahead, emit_some);
     });
 }
 

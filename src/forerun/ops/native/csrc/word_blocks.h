@@ -40,9 +40,6 @@ void round_to_words(const bf16* row, int64_t inputs, WordInput* values, float* s
     }
 }
 
-// Rows that go through all tiles at once, from the second cache.
-constexpr int64_t kWordRowsAtOnce = 128;
-
 // Memory of one member for a product of so many rows; `begin` is aligned to a cache line.
 struct WordScratch {
     float* scales;      // [groups, kScalesOfGroup], where the header is read before the codes
@@ -72,7 +69,7 @@ struct WordScratch {
     }
 };
 
-// Rows [num_rows, inputs], kWordRowsAtOnce at most, times tiles [first, last): emit(row, tile, sums [32]).
+// Rows [num_rows, inputs], kOwnRowsAtOnce at most, times tiles [first, last): emit(row, tile, sums [32]).
 inline void multiply_some_words(const BlockTiles& tiles, const bf16* rows, int64_t num_rows, int64_t first, int64_t last,
                                 uint8_t* memory, int64_t bytes_ahead, EmitSums emit) {
     const BlockLayout& layout = tiles.layout();
@@ -106,8 +103,8 @@ inline void multiply_some_words(const BlockTiles& tiles, const bf16* rows, int64
             };
             if (kVectorTiles.reads_codes(num_rows))
                 return multiply_by(reader, units, Header(tiles, header), std::integral_constant<int, kMaxRows>{});
-            multiply_by(ValueReader<std::conditional_t<Reader::kReadsCodes, Code, int16_t>>{}, reinterpret_cast<const uint8_t*>(scratch.wide),
-                        ReadScales<has_offsets()>(scratch.scales), std::integral_constant<int, kVectorTiles.of_values>{});
+            using WideReader = ValueReader<std::conditional_t<Reader::kReadsCodes, Code, int16_t>>;
+            multiply_by(WideReader{}, reinterpret_cast<const uint8_t*>(scratch.wide), ReadScales<has_offsets()>(scratch.scales), std::integral_constant<int, kVectorTiles.of_values>{});
         };
         const auto widen = [&](const uint8_t* header, const uint8_t* units) {
             read_header(Header(tiles, header), inputs, scratch.scales);
@@ -121,9 +118,9 @@ inline void multiply_some_words(const BlockTiles& tiles, const bf16* rows, int64
 inline void multiply_word_blocks(const BlockTiles& tiles, const bf16* rows, int64_t num_rows, int64_t first, int64_t last,
                                  uint8_t* memory, int64_t bytes_ahead, EmitSums emit) {
     if (first >= last) return;
-    for (int64_t begin = 0; begin < num_rows; begin += kWordRowsAtOnce)
-        multiply_some_words(tiles, rows + begin * tiles.inputs, std::min(kWordRowsAtOnce, num_rows - begin), first, last, memory,
-                            bytes_ahead, [&](int64_t row, int64_t tile, const float* sums) { emit(begin + row, tile, sums); });
+    multiply_in_parts(rows, num_rows, tiles.inputs, kOwnRowsAtOnce, emit, [&](const bf16* some, int64_t count, EmitSums emit_some) {
+        multiply_some_words(tiles, some, count, first, last, memory, bytes_ahead, emit_some);
+    });
 }
 
 }  // namespace forerun

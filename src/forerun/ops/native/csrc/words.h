@@ -51,6 +51,7 @@ inline I16 dot(I16 sum, WordPairs a, WordPairs b) {
 }
 
 inline I16 operator+(I16 a, I16 b) { return {_mm512_add_epi32(a.v, b.v)}; }
+
 // Rounds sixteen numbers to whole ones of 16 bits, and returns them.
 inline I16 store_words(WordInput* p, F16 x) {
     const __m512i whole = _mm512_cvtps_epi32(x.v);
@@ -92,6 +93,7 @@ inline __m256i dot_words(__m256i sum, __m256i a, __m256i b) {
 inline I16 dot(I16 sum, WordPairs a, WordPairs b) { return {dot_words(sum.a, a.a, b.a), dot_words(sum.b, a.b, b.b)}; }
 
 inline I16 operator+(I16 a, I16 b) { return {_mm256_add_epi32(a.a, b.a), _mm256_add_epi32(a.b, b.b)}; }
+
 inline I16 store_words(WordInput* p, F16 x) {
     const __m256i first = _mm256_cvtps_epi32(x.a), second = _mm256_cvtps_epi32(x.b);
     const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(first, second), 0xd8);
@@ -140,6 +142,7 @@ inline I16 operator+(I16 a, I16 b) {
     std::memcpy(a.v, sums, sizeof sums);
     return a;
 }
+
 inline I16 store_words(WordInput* p, F16 x) {
     constexpr float most = 32767.0f;
     float lanes[kLanes];
