@@ -104,7 +104,8 @@ inline void multiply_some_words(const BlockTiles& tiles, const bf16* rows, int64
             if (kVectorTiles.reads_codes(num_rows))
                 return multiply_by(reader, units, Header(tiles, header), std::integral_constant<int, kMaxRows>{});
             using WideReader = ValueReader<std::conditional_t<Reader::kReadsCodes, Code, int16_t>>;
-            multiply_by(WideReader{}, reinterpret_cast<const uint8_t*>(scratch.wide), ReadScales<has_offsets()>(scratch.scales), std::integral_constant<int, kVectorTiles.of_values>{});
+            multiply_by(WideReader{}, reinterpret_cast<const uint8_t*>(scratch.wide), ReadScales<has_offsets()>(scratch.scales),
+                        std::integral_constant<int, kVectorTiles.of_values>{});
         };
         const auto widen = [&](const uint8_t* header, const uint8_t* units) {
             read_header(Header(tiles, header), inputs, scratch.scales);
