@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import NoReturn
 
 from forerun.cli import torch_libraries
+from forerun.cli.torch_meta_kernels import leave_out_meta_kernels
 
 COMPUTING = ("chat", "demo", "generate", "serve", "train", "verify")
 """Commands that always import torch."""
@@ -31,6 +32,7 @@ def program() -> NoReturn:
 
     atexit.register(end)  # what registers first runs last, after all other threads have ended
     if any(word in COMPUTING for word in sys.argv[1:2]):
+        leave_out_meta_kernels()
         torch_libraries.begin_opening()
     from forerun.cli.app import main  # only now: its imports take as long as the libraries
 

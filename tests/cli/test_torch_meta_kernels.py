@@ -1,0 +1,64 @@
+"""Commands import torch without its kernels of tensors without memory, and whoever needs them finds them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.train.target_folder import chat_model_folder
+
+IMPORT = """
+import sys
+from forerun.cli.torch_meta_kernels import META_KERNELS, leave_out_meta_kernels
+leave_out_meta_kernels()
+import torch
+def are_there():
+    found = sys.modules[META_KERNELS]
+    return torch._meta_registrations is found and hasattr(found, "meta_randperm") and "torch._decomp" in sys.modules
+assert not are_there()
+"""
+
+GENERATE = """
+import os, sys
+end = os._exit
+def report(code):
+    kernels = sys.modules["torch._meta_registrations"]
+    print(hasattr(kernels, "meta_randperm"), "torch._decomp" in sys.modules, flush=True)
+    end(code)
+os._exit = report
+from forerun.cli.program import program
+program()
+"""
+
+
+def run(*arguments: str) -> str:
+    return subprocess.run([sys.executable, "-c", *arguments], capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize(
+    "needing",
+    [
+        "torch.compile(torch.exp, backend='eager')(torch.ones(3))",
+        "import torch._decomp",
+        "import torch._refs.linalg",
+        pytest.param("import transformers.modeling_utils", marks=pytest.mark.slow),
+    ],
+)
+def test_whoever_needs_them_finds_them(needing):
+    assert run(f"{IMPORT}\n{needing}\nprint(are_there())") == "True\n"
+
+
+def test_a_module_that_they_import_runs_once_and_has_its_own_spec():
+    found = run(f"{IMPORT}\nimport torch._refs\nprint(torch._refs.__spec__.origin, torch._refs.__spec__._initializing)")
+    assert found.split() == [*run("import torch; print(torch._refs.__spec__.origin)").split(), "False"]
+
+
+def test_nothing_is_taken_from_a_torch_that_is_imported():
+    assert run(f"import torch\n{IMPORT.replace('assert not', 'assert')}") == ""
+
+
+def test_a_command_goes_without_them():
+    ended = run(GENERATE, "generate", str(chat_model_folder()), "1 2 3", "--max-tokens", "2")
+    assert ended.endswith("False False\n")
