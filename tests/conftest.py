@@ -10,7 +10,7 @@ import torch
 from hypothesis import settings
 
 from forerun.core.cache_folder import cache_folder
-from forerun.ops.native import library
+from forerun.ops.native import library, memory
 
 LINKED = ("models", "peers")
 """What tests read of the user's cache folder, if it is there."""
@@ -27,6 +27,9 @@ if not torch.cuda.is_available():
 # `make sanitize`, `make test-arm` and `make test-amx` test kernels that they have built into a folder of their own.
 if folder := os.environ.get("FORERUN_TEST_KERNELS"):
     library.library_file = lambda name: Path(folder, f"libforerun_{name}.so")
+
+# Tests keep a hundred tiny models at hand, and a process that has reserved more than there is cannot fork.
+memory.CHUNK = 16 << 20
 
 # In CI the same examples each time, so that a red run can be repeated; at a desk new ones.
 settings.register_profile("ci", derandomize=True, deadline=None)

@@ -40,7 +40,7 @@ def run(*arguments: str) -> str:
 @pytest.mark.parametrize(
     "needing",
     [
-        "torch.compile(torch.exp, backend='eager')(torch.ones(3))",
+        pytest.param("torch.compile(torch.exp, backend='eager')(torch.ones(3))", marks=pytest.mark.slow),
         "import torch._decomp",
         "import torch._refs.linalg",
         pytest.param("import transformers.modeling_utils", marks=pytest.mark.slow),

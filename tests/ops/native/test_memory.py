@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from forerun.ops.native import memory
-from forerun.ops.native.memory import CHUNK, HUGE_PAGE, READ_AT_ONCE, Arena, map_or_read
+from forerun.ops.native.memory import HUGE_PAGE, READ_AT_ONCE, Arena, map_or_read
 
 
 def test_tensors_do_not_overlap():
@@ -29,8 +29,8 @@ def test_tensors_begin_at_cache_lines(dtype):
 
 def test_tensors_larger_than_a_chunk_are_given():
     arena = Arena()
-    first, large, last = (arena.empty((size,), torch.int8) for size in (10, CHUNK + 1, 10))
-    assert len(large) == CHUNK + 1
+    first, large, last = (arena.empty((size,), torch.int8) for size in (10, memory.CHUNK + 1, 10))
+    assert len(large) == memory.CHUNK + 1
     assert len({tensor.data_ptr() for tensor in (first, large, last)}) == 3
 
 
