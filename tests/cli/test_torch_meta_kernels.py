@@ -55,6 +55,28 @@ def test_a_module_that_they_import_runs_once_and_has_its_own_spec():
     assert found.split() == [*run("import torch; print(torch._refs.__spec__.origin)").split(), "False"]
 
 
+def test_who_only_looks_for_a_module_finds_where_it_is():
+    found = run(
+        f"{IMPORT}\nfrom importlib.util import find_spec\nprint(find_spec('torch._refs').origin)\nimport torch._refs"
+    )
+    assert found == run("import torch; print(torch._refs.__spec__.origin)")
+
+
+def test_an_import_of_theirs_that_fails_is_said_by_each_later_one():
+    interrupt = "import torch.library\ndef fail(*_, **__): raise KeyboardInterrupt\ntorch.library.Library.impl = fail\n"
+    twice = "for _ in range(2):\n    try: import torch._dynamo\n    except BaseException as error: print(type(error).__name__)"
+    assert run(f"{IMPORT}\n{interrupt}\n{twice}").split() == ["KeyboardInterrupt", "ImportError"]
+
+
+def test_nothing_is_left_out_beside_a_plug_in_for_a_device(tmp_path):
+    described = tmp_path / "a_device-1.dist-info"
+    described.mkdir()
+    (described / "METADATA").write_text("Metadata-Version: 2.1\nName: a-device\nVersion: 1\n")
+    (described / "entry_points.txt").write_text("[torch.backends]\na_device = a_device:load\n")
+    (tmp_path / "a_device.py").write_text("def load():\n    from torch._meta_registrations import meta_randperm\n")
+    assert run(f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{IMPORT.replace('assert not', 'assert')}") == ""
+
+
 def test_nothing_is_taken_from_a_torch_that_is_imported():
     assert run(f"import torch\n{IMPORT.replace('assert not', 'assert')}") == ""
 

@@ -99,7 +99,11 @@ def test_a_text_is_read_the_same_however_it_is_cut(text, places, place, has_tool
 @given(text=PIECES, place=st.sampled_from(Place))
 def test_nothing_but_marks_and_white_space_is_lost(text, place):
     def visible(some):
-        return "".join(some.replace("<think>", "").replace("</think>", "").split())
+        rest = "".join(some.split())
+        for mark in ("<think>", "</think>"):
+            if mark in rest:  # a mark may come about where another was taken out
+                return visible(rest.replace(mark, "", 1))
+        return rest
 
     told = "".join(part for _, part in read(text, place=place, has_tools=False))
     assert visible(told) == visible(text)
