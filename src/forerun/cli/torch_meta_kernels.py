@@ -26,7 +26,6 @@ class _MetaKernelsLater(MetaPathFinder, Loader):
     """Finds an empty module in their place while torch is being imported, and the kernels themselves after that."""
 
     def __init__(self) -> None:
-        self._is_asked = False  # for the kernels, by torch itself
         self._are_left_out = False
         self._error: BaseException | None = None  # of their import, which cannot be done again
 
@@ -36,8 +35,8 @@ class _MetaKernelsLater(MetaPathFinder, Loader):
         Raises:
             ImportError: the kernels' import has failed before.
         """
-        if name == META_KERNELS and not self._is_asked:
-            self._is_asked, self._are_left_out = True, not _has_plug_ins()
+        if name == META_KERNELS and _is_being_imported("torch"):
+            self._are_left_out = not _has_plug_ins()
             return ModuleSpec(name, self) if self._are_left_out else None
         if self._error is not None and name.startswith("torch."):
             raise ImportError(f"{META_KERNELS} could not be imported; start again", name=name) from self._error
