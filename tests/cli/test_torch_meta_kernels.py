@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
-from tests.train.target_folder import chat_model_folder
+from tests.native import needs_kernels
+from tests.tiny_models import save_tiny_model
+from tests.tiny_tokenizer import save_tiny_tokenizer
 
 IMPORT = """
 import sys
@@ -20,7 +24,7 @@ def are_there():
 assert not are_there()
 """
 
-GENERATE = """
+PROGRAM = """
 import os, sys
 end = os._exit
 def report(code):
@@ -33,8 +37,12 @@ program()
 """
 
 
-def run(*arguments: str) -> str:
-    return subprocess.run([sys.executable, "-c", *arguments], capture_output=True, text=True, check=True).stdout
+def run(*arguments: str, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", *arguments], capture_output=True, text=True, env=os.environ | environment
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.mark.parametrize(
@@ -81,6 +89,30 @@ def test_nothing_is_taken_from_a_torch_that_is_imported():
     assert run(f"import torch\n{IMPORT.replace('assert not', 'assert')}") == ""
 
 
-def test_a_command_goes_without_them():
-    ended = run(GENERATE, "generate", str(chat_model_folder()), "1 2 3", "--max-tokens", "2")
-    assert ended.endswith("False False\n")
+def test_random_numbers_are_drawn_without_them():
+    assert run(f"{IMPORT}\nprint(torch.rand(1, generator=torch.Generator().manual_seed(0)).shape)\nassert not are_there()")
+
+
+GENERATE = ("generate", "MODEL", "1 2 3", "--max-tokens", "9")
+
+
+def slow(*command: str) -> Any:
+    return pytest.param(command, marks=pytest.mark.slow)
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    "command",
+    [
+        (*GENERATE, "--quantization", "int4"),
+        slow(*GENERATE),
+        slow(*GENERATE, "--speculative-config", '{"method": "self", "quantization": "int4", "num_speculative_tokens": 3}'),
+        slow("verify", "MODEL", "--num-samples", "50", "--max-tokens", "4"),
+    ],
+)
+def test_a_command_goes_without_them(tmp_path, command):
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
+    folder = save_tiny_model(tmp_path / "model", vocab_size=264, max_position_embeddings=1024, **sizes)
+    save_tiny_tokenizer(folder)
+    words = [str(folder) if word == "MODEL" else word for word in command]
+    assert run(PROGRAM, *words, FORERUN_CACHE=str(tmp_path)).endswith("False False\n")

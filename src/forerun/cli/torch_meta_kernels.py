@@ -55,8 +55,9 @@ class _MetaKernelsLater(MetaPathFinder, Loader):
             self._error = error
             raise
 
-    def exec_module(self, module: ModuleType) -> None:
-        """Leave the module empty: nobody but compilers takes anything out of it."""
+    def exec_module(self, module: ModuleType) -> None:  # noqa: ARG002 - which stays as it is
+        """Leave the module empty, of which only compilers take anything, but for what torch itself waits for."""
+        _allow_generators()
 
 
 class _Imported(Loader):
@@ -75,6 +76,16 @@ class _Imported(Loader):
     def exec_module(self, module: ModuleType) -> None:
         """Give the module its own spec back."""
         module.__spec__ = self._own_spec
+
+
+def _allow_generators() -> None:
+    """Let torch make generators of random numbers, which torch 2.13 does not until a module that is left out has been imported."""
+    import torch
+
+    if allow := getattr(torch._C, "_set_generator_metaclass", None):
+        from torch._opaque_base import OpaqueBaseMeta
+
+        allow(OpaqueBaseMeta)
 
 
 def _is_being_imported(name: str) -> bool:
