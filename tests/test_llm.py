@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from threading import Barrier
 
 import numpy as np
 import pytest
@@ -66,7 +68,6 @@ def test_token_ids_may_come_in_any_form(prompt):
         ([[1.5, 2]], "list of token ids"),
         ([[1, "two"]], "list of token ids"),
         ([None], "list of token ids"),
-        ([], "at least one"),
         ({"cache_salt": "x"}, "neither"),
         ({"prompt_token_ids": [1], "cache_salt": 5}, "cache_salt"),
         ("text", "without one"),
@@ -414,6 +415,28 @@ def test_two_engines_may_share_weights_and_run_in_turn():
         for known, delta in zip(tokens, deltas, strict=True):
             known += delta.token_ids if delta is not None else []
     assert tokens[0] == tokens[1] == token_ids(tiny_llm(), PROMPT)
+
+
+def test_threads_that_share_one_take_turns():
+    llm, prompts = tiny_llm(NGRAM), [PROMPT[place:] + PROMPT[:place] for place in range(8)]
+    expected = [token_ids(tiny_llm(), prompt) for prompt in prompts]
+    start = Barrier(len(prompts))
+
+    def write(place):
+        start.wait()
+        if place % 2:
+            return token_ids(llm, prompts[place])
+        return [token for delta in llm.stream(prompts[place], GREEDY) for token in delta.token_ids]
+
+    with ThreadPoolExecutor(len(prompts)) as threads:
+        assert list(threads.map(write, range(len(prompts)))) == expected
+    assert_nothing_is_held(llm)
+    assert not llm._deltas
+
+
+def test_no_prompt_gives_no_output():
+    llm = tiny_llm()
+    assert llm.generate([], GREEDY, use_tqdm=False) == list(llm.stream([])) == []
 
 
 @pytest.mark.parametrize("prompts", [None, 3, b"bytes", 1.5])

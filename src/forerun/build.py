@@ -146,7 +146,7 @@ def load_target(
                 shows_progress=shows_progress,
                 before_copying=tokenizer,  # while it is built, it takes as much again as what is left of it
             )
-        _check_activations(settings.activation_dtype, model, path)
+        _check_activations(settings, model, path)
         loaded_tokenizer = tokenizer()
     if settings.max_model_len is None:
         _report_trained_length(model, config)
@@ -282,12 +282,14 @@ def row_bits_of_model(model: TargetModel) -> int:
     return model.row_bits if isinstance(model, Decoder) else 0
 
 
-def _check_activations(asked: str, model: TargetModel, path: Path) -> None:
+def _check_activations(settings: EngineSettings, model: TargetModel, path: Path) -> None:
     """Raise `ConfigError` where a model's weights are not multiplied with numbers of the dtype that was asked for."""
+    asked, rounded = settings.activation_dtype, settings.quantization
     if asked.startswith("int") and not row_bits_of_model(model):
+        beside = f" with quantization={rounded!r}" if rounded is not None else ""
         raise ConfigError(
-            f"activation_dtype: got {asked!r}, but no weight of {path} is in blocks, which alone are multiplied so; "
-            "leave it out, or set quantization='int4'"
+            f"activation_dtype: got {asked!r}, but{beside} no weight of {path} is in blocks, which alone are multiplied so; "
+            f"leave {'one of them' if beside else 'it'} out, or set quantization='int4'"
         )
     if asked == "bfloat16" and model.dtype != torch.bfloat16:
         raise ConfigError(
@@ -601,6 +603,9 @@ def _keep_pools(settings: EngineSettings, executor: LocalExecutor, target: Loade
     """Let the drafter begin with the pools of the folder, and keep them there."""
     drafter = executor.drafting.drafter
     if settings.pools_folder is None:
+        return
+    if settings.load_format == "dummy":
+        logger.warning("pools_folder: the weights are made up; nothing is loaded or saved")
         return
     if not isinstance(drafter, KeepsPools) or not drafter.pools:
         logger.warning("pools_folder: this drafter remembers nothing of past requests; nothing is loaded or saved")

@@ -11,6 +11,7 @@ from dataclasses import fields, replace
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
+from threading import RLock
 from typing import Any
 
 from torch import Tensor
@@ -56,6 +57,8 @@ SAMPLING_FIELDS = frozenset(field.name for field in fields(SamplingParams) if fi
 class LLM:
     """A model, loaded, with the engine around it.
 
+    Threads may share one: their calls take turns, and streams go on between them.
+
     Args:
         model: a folder, a .gguf file, a known name (`forerun models list`) or a hub id.
         settings: the fields of `EngineSettings`; among them `speculative_config`, vLLM's dict.
@@ -85,6 +88,7 @@ class LLM:
         self._deltas: dict[str, deque[StreamDelta]] = {}  # of streamed requests, not read yet
         self._dropped: deque[str] = deque()  # to be forgotten between two steps
         self._is_stepping = False
+        self._turn = RLock()  # of the thread that uses the engine
         self.speculative = built.speculative
         self.dtype = built.target.model.dtype
         self.device = built.target.model.device
@@ -170,11 +174,14 @@ class LLM:
         Raises:
             ConfigError: the model speculates in another way.
         """
-        drafter = self.speculative.drafter
+        drafter, method = self.speculative.drafter, self.speculative.method
         if not isinstance(drafter, ChoosesDrafters):
-            raise ConfigError(
-                f"drafter_choices: speculative_config has method {self.speculative.method!r}; it is 'auto' that chooses"
+            why = (
+                "num_speculative_tokens 0, by which nothing is drafted; leave it out"
+                if method == "auto"
+                else f"method {method!r}; it is 'auto' that chooses"
             )
+            raise ConfigError(f"drafter_choices: speculative_config has {why}")
         return drafter.choices(target_info(self.settings, self._target, self.speculative))
 
     @property
@@ -256,7 +263,17 @@ class LLM:
             UnknownKeyError: there is no such argument.
         """
         _refuse_unknown(vllms, ("sampling_params", "use_tqdm"), where="generate")
-        request_ids = self._add(_as_prompts(prompts), sampling_params)
+        with self._turn:
+            return self._generate(_as_prompts(prompts), sampling_params, use_tqdm=use_tqdm)
+
+    def _generate(
+        self,
+        prompts: Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        *,
+        use_tqdm: bool | Callable[..., Any],
+    ) -> list[RequestOutput]:
+        request_ids = self._add(prompts, sampling_params)
         running = set(request_ids)
         try:
             make_bar = use_tqdm if callable(use_tqdm) else tqdm
@@ -302,11 +319,12 @@ class LLM:
         so on. Closing or dropping the iterator aborts what is unfinished. Prompts are checked at the
         call, before the first delta is asked for.
         """
-        request_ids = self._add(_as_prompts(prompts), sampling_params)
-        self._deltas.update((request_id, deque()) for request_id in request_ids)
-        deltas = self._read_stream(request_ids)
-        next(deltas)  # begun, so that closing or dropping it aborts its requests even if nobody ever reads it
-        return deltas
+        with self._turn:
+            request_ids = self._add(_as_prompts(prompts), sampling_params)
+            self._deltas.update((request_id, deque()) for request_id in request_ids)
+            deltas = self._read_stream(request_ids)
+            next(deltas)  # begun, so that closing or dropping it aborts its requests even if nobody ever reads it
+            return deltas
 
     def stream_chat(
         self,
@@ -389,18 +407,24 @@ class LLM:
         try:
             yield StreamDelta(request_id="", index=0, text="", token_ids=[], origins=[])
             while places:
-                if not any(self._deltas[request_id] or request_id in self._finished for request_id in places):
-                    self._pump()
+                with self._turn:
+                    if not any(self._deltas[request_id] or request_id in self._finished for request_id in places):
+                        self._pump()
                 for request_id, place in list(places.items()):
                     yield from (replace(delta, request_id=place) for delta in _drain(self._deltas[request_id]))
-                    if request_id in self._finished and not self._deltas[request_id]:
-                        self._forget(request_id)
-                        del places[request_id]
+                    with self._turn:
+                        if request_id in self._finished and not self._deltas[request_id]:
+                            self._forget(request_id)
+                            del places[request_id]
         finally:
             self._dropped += places
-            # the garbage collector may drop a stream in the midst of another call's step, which then does it
-            if not self._is_stepping:
-                self._forget_dropped()
+            # the garbage collector may drop a stream in the midst of another call, whose next step then does it
+            if self._turn.acquire(blocking=False):
+                try:
+                    if not self._is_stepping:
+                        self._forget_dropped()
+                finally:
+                    self._turn.release()
 
     def _forget_dropped(self) -> None:
         while self._dropped:
@@ -424,7 +448,7 @@ def _as_prompts(given: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """A list of prompts; a text, a dict or a list of token ids alone is one prompt.
 
     Raises:
-        RequestError: it is none of these, or has no order, or there is no prompt.
+        RequestError: it is none of these, or has no order.
     """
     if isinstance(given, (str, Mapping)):
         return [given]
@@ -434,9 +458,7 @@ def _as_prompts(given: Prompt | Sequence[Prompt]) -> list[Prompt]:
             f"prompts: got {given!r:.80}; must be a text, a list of token ids, a dict, or a list of these"
         )
     items: list[Any] = list(listed)
-    if not items:
-        raise RequestError("prompts: got none; give at least one")
-    return [items] if isinstance(items[0], numbers.Integral) else items
+    return [items] if items and isinstance(items[0], numbers.Integral) else items
 
 
 def _one_per_prompt(given: SamplingParams | Sequence[SamplingParams], count: int) -> list[SamplingParams]:

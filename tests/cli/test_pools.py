@@ -92,6 +92,19 @@ def test_pools_move_from_folder_to_folder(tmp_path: Path, model: Path) -> None:
     assert [len(arrays["tokens"]) for arrays in kinds["suffix"].values()] == [10, 20]
 
 
+def test_a_damaged_file_in_the_folder_is_put_aside_by_an_import(
+    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = saved(tmp_path / "from", model, suffix={None: 10})
+    there = saved(tmp_path / "to", model, recycle={None: 5})
+    damaged = there.read_bytes()[:-3]
+    there.write_bytes(damaged)
+    assert main(["pools", "import", str(model), str(file), "--pools-folder", str(tmp_path / "to")]) == 0
+    assert f"it lies in {there.with_suffix('.unusable')} now" in capsys.readouterr().err
+    assert there.with_suffix(".unusable").read_bytes() == damaged
+    assert read_pools(there).kinds.keys() == {"suffix"}
+
+
 def test_export_can_leave_out_what_salts_keep_apart(tmp_path: Path, model: Path) -> None:
     saved(tmp_path, model, suffix={None: 10, "a": 20}, recycle={"a": 5})
     file = tmp_path / "warm.pools"

@@ -35,6 +35,26 @@ def test_program_ends_with_the_code_of_its_command_after_threads_and_exit_functi
     assert ("a bug" in ended.stderr) == ("RuntimeError" in end)
 
 
+IMPORTING = """
+import signal, sys
+from importlib.abc import MetaPathFinder
+from forerun.cli.program import program
+
+class CtrlC(MetaPathFinder):
+    def find_spec(self, name, *_):
+        if name == "forerun.cli.app":
+            signal.raise_signal(signal.SIGINT)
+
+sys.meta_path.insert(0, CtrlC())
+program()
+"""
+
+
+def test_ctrl_c_while_a_command_is_being_imported_ends_it_without_a_traceback() -> None:
+    ended = subprocess.run([sys.executable, "-c", IMPORTING], capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
+
+
 STREAMS = """
 import sys
 from forerun.cli import app

@@ -90,7 +90,9 @@ def test_nothing_is_taken_from_a_torch_that_is_imported():
 
 
 def test_random_numbers_are_drawn_without_them():
-    assert run(f"{IMPORT}\nprint(torch.rand(1, generator=torch.Generator().manual_seed(0)).shape)\nassert not are_there()")
+    assert run(
+        f"{IMPORT}\nprint(torch.rand(1, generator=torch.Generator().manual_seed(0)).shape)\nassert not are_there()"
+    )
 
 
 GENERATE = ("generate", "MODEL", "1 2 3", "--max-tokens", "9")
@@ -106,7 +108,9 @@ def slow(*command: str) -> Any:
     [
         (*GENERATE, "--quantization", "int4"),
         slow(*GENERATE),
-        slow(*GENERATE, "--speculative-config", '{"method": "self", "quantization": "int4", "num_speculative_tokens": 3}'),
+        slow(
+            *GENERATE, "--speculative-config", '{"method": "self", "quantization": "int4", "num_speculative_tokens": 3}'
+        ),
         slow("verify", "MODEL", "--num-samples", "50", "--max-tokens", "4"),
     ],
 )

@@ -58,7 +58,7 @@ def test_a_profile_of_another_machine_is_noticed_and_not_used(what, tmp_path, ca
     assert name in caplog.text
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"version": 3}', "null", "\x00\x01"])
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"version": 3}', "null", "\x00\x01", "[" * 100_000])
 def test_a_damaged_profile_is_named_and_costs_nothing_else(content, tmp_path, caplog):
     file = profile(tmp_path)
     file.path.write_text(content)

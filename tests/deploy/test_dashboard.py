@@ -10,7 +10,8 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from forerun.engine.speculation import FixedLength, SpeculationReport
+from forerun.engine.regret import ChoiceAccount, SpeculationReport
+from forerun.engine.speculation import FixedLength
 from tests.server.served import PROMPT, chat_llm, served
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -33,7 +34,8 @@ def exposed():
     body = {"prompt": PROMPT, "temperature": 0, "max_tokens": 64, "ignore_eos": True}
     report = SpeculationReport(tokens_per_second=3.0, plain_tokens_per_second=2.0, best_static_length=2, regret=0.1)
     with pytest.MonkeyPatch.context() as patch, served(chat_llm(HYBRID)) as server:
-        patch.setattr(FixedLength, "report", lambda _: report)
+        patch.setattr(FixedLength, "choices", lambda _: ChoiceAccount())
+        patch.setattr(ChoiceAccount, "report", lambda _: report)
         server.post("/v1/completions", body)
         text = server.send("GET", "/metrics")[2]
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]

@@ -9,12 +9,13 @@ import time
 import numpy as np
 import pytest
 
-from forerun import SamplingParams
+from forerun import LLM, SamplingParams
 from forerun.drafters.pool_files import ModelIdentity, SavedPools, file_of, read_pools, write_pools
 from forerun.drafters.pool_folder import SAVE_EVERY_S, PoolFolder
 from forerun.errors import ConfigError
 from tests.contract.test_contract import PROMPTS
 from tests.engines import engine_of, tiny_llm
+from tests.stand_in import save_stand_in
 
 MODEL = ModelIdentity(fingerprint="f" * 64, name="tiny")
 GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
@@ -130,9 +131,12 @@ def test_a_pool_that_does_not_fit_costs_no_other(tmp_path, caplog):
         SavedPools(model=MODEL, kinds={"bad": {None: {"other": np.ones(1)}}, "good": Numbers({None: 1}).to_arrays()}),
     )
     good, bad = Numbers(), Numbers()
+    folder = folder_of(tmp_path, bad=bad)
+    folder.save_when_due()
+    folder.save()
+    assert "its bad pool cannot be used" in caplog.text
     folder_of(tmp_path, bad=bad, good=good)
     assert (good.salts, bad.salts) == ({None: 1}, {})
-    assert "its bad pool cannot be used" in caplog.text
 
 
 def test_saving_that_fails_is_reported_once_and_disturbs_nobody(tmp_path, caplog, monkeypatch):
@@ -228,6 +232,17 @@ def test_pools_of_a_damaged_file_change_no_text(tmp_path, caplog):
     file.write_bytes(file.read_bytes()[:-100])
     assert answered(tmp_path, config)[1] == text
     assert sum(str(file) in record.getMessage() for record in caplog.records) == 1
+
+
+def test_made_up_weights_leave_the_pools_of_the_model_alone(tmp_path, caplog):
+    folder, pools = save_stand_in(tmp_path / "model"), tmp_path / "pools"
+    own, made_up = (
+        LLM(str(folder), device="cpu", speculative_config={"method": "recycle"}, pools_folder=pools, load_format=form)
+        for form in ("auto", "dummy")
+    )
+    assert own.executor.pools is not None
+    assert made_up.executor.pools is None
+    assert "pools_folder: the weights are made up" in caplog.text
 
 
 def test_a_drafter_without_pools_says_that_nothing_is_kept(tmp_path, caplog):

@@ -416,6 +416,18 @@ def test_a_clock_that_jumps_does_no_lasting_harm(jump):
     assert len(drafter.asked) >= 28
 
 
+def test_a_clock_that_jumps_within_calls_prices_nobody_out():
+    priced, drafter = make(seconds=0.001)
+    sequences = started(priced)
+    write(priced, drafter, sequences, tokens=[7, 7, 7], num_steps=30)
+    drafter.seconds = 1e6
+    write(priced, drafter, sequences, tokens=[7, 7, 7], num_steps=2)
+    drafter.seconds = 0.001
+    drafter.asked.clear()
+    write(priced, drafter, sequences, tokens=[7, 7, 7], num_steps=30)
+    assert len(drafter.asked) >= 28
+
+
 def test_what_it_kept_of_a_sequence_goes_with_it():
     priced, drafter = make(seconds=0.001)
     sequences = started(priced)

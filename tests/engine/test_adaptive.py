@@ -352,11 +352,11 @@ def test_each_sequence_is_drafted_for_by_what_its_own_drafts_have_come_to():
 
 def test_the_report_says_what_the_choice_was_worth():
     control = AdaptiveLength(8)
-    assert control.report() is None
+    assert control.choices().report() is None
     load = {"rates": (0.9,), "batch_size": 1, "row_seconds": 0.0004}
     measured = simulate(control, **load, learns=True)
     plain = simulate(FixedLength(num_speculative_tokens=0), **load)
-    report = control.report()
+    report = control.choices().report()
     assert report.tokens_per_second == pytest.approx(measured, rel=0.1)
     assert report.plain_tokens_per_second == pytest.approx(plain, rel=0.15)
     assert report.regret < 0.05
@@ -376,7 +376,7 @@ def write_steps(control, *, chances, num_stood, num_steps=400):
                 times=StepTimes(forward=0.005 + 0.0005 * length, draft=0.0001, num_steps=1),
             )
         )
-    return control.report()
+    return control.choices().report()
 
 
 def test_what_interrupts_a_step_is_held_against_no_draft():
@@ -384,7 +384,7 @@ def test_what_interrupts_a_step_is_held_against_no_draft():
     for number in range(2000):
         control.choose([draft_of([0.02])], num_rows=1, num_sequences=1, num_context_tokens=100)
         control.observe(replace(nothing, times=StepTimes(forward=0.1 if number % 50 == 9 else 0.005, num_steps=1)))
-    report = control.report()
+    report = control.choices().report()
     assert report.tokens_per_second == pytest.approx(report.plain_tokens_per_second, rel=0.02)
 
 
@@ -426,7 +426,7 @@ def test_a_clock_that_jumps_changes_no_choice_for_long(seconds, phase, num_befor
     assert control.draft_limit(8) == 16
     for _ in range(16):
         control.choose(drafts, **where)
-    assert control.report().tokens_per_second > 50
+    assert control.choices().report().tokens_per_second > 50
 
 
 def choose_unknown(control, *, limit=8):

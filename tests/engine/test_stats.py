@@ -10,7 +10,7 @@ import pytest
 from forerun.core.draft import Draft
 from forerun.core.stats import ExecutorInfo, SpeculationStats, StepTimes
 from forerun.engine import stats as stats_module
-from forerun.engine.speculation import SpeculationReport
+from forerun.engine.regret import ChoiceAccount, SpeculationReport
 from forerun.engine.stats import (
     Counter,
     EngineState,
@@ -85,20 +85,41 @@ def test_a_drafter_that_did_nothing_since_the_last_line_is_not_in_it():
 REPORT = SpeculationReport(tokens_per_second=150.0, plain_tokens_per_second=100.0, best_static_length=3, regret=0.015)
 
 
-def test_what_a_control_reports_is_in_the_log_and_in_the_metrics(clock, caplog):
+def chosen(num_steps, *, seconds):
+    """An account of steps of two tokens, of which one was drafted, verified and stood."""
+    account = ChoiceAccount()
+    for _ in range(num_steps):
+        account.note_step(2, seconds, plain=0.01)
+        account.note_choice([[1.0]], [1], cost_with=lambda num_drafted: 1.0 + 0.5 * num_drafted, drafting=0.0)
+        account.note_fate([1.0], [0])
+    return account
+
+
+def test_what_was_chosen_is_in_the_metrics_and_since_the_last_line_in_the_log(clock, caplog):
     caplog.set_level(logging.INFO, logger=stats_module.__name__)
-    log, state = StatsLog(clock), replace(STATE, report=REPORT)
+    log, account = StatsLog(clock), chosen(10, seconds=0.01)
+    clock.now += 10
+    log.write(EngineStats(), replace(STATE, choices=account.copy()))
+    for _ in range(10):
+        account.note_step(1, 0.02, plain=0.01)
+        account.note_choice([[1.0]], [1], cost_with=lambda num_drafted: 1.0 + 0.5 * num_drafted, drafting=0.0)
+        account.note_fate([1.0], [])
+    clock.now += 10
+    state = replace(STATE, choices=account.copy())
+    log.write(EngineStats(), state)
     clock.now += 10
     log.write(EngineStats(), state)
-    assert caplog.records[-1].getMessage() == (
-        "Estimated generation throughput: 150.0 tokens/s with drafts, 100.0 tokens/s without (1.50x), "
-        "Regret against 3 draft tokens in every step: 1.5%"
-    )
+    assert [message for record in caplog.records if "Regret" in (message := record.getMessage())] == [
+        "Estimated generation throughput: 200.0 tokens/s with drafts, 100.0 tokens/s without (2.00x), "
+        "Regret against 1 draft tokens in every step: 0.0%",
+        "Estimated generation throughput: 50.0 tokens/s with drafts, 100.0 tokens/s without (0.50x), "
+        "Regret against 0 draft tokens in every step: 3.8%",
+    ]
     values = {metric.name: metric.value for metric in EngineStats().metrics(state) if isinstance(metric, Gauge)}
-    assert values["forerun:spec_decode_tokens_per_second"] == 150.0
-    assert values["forerun:spec_decode_plain_tokens_per_second"] == 100.0
-    assert values["forerun:spec_decode_regret"] == 0.015
-    assert values["forerun:spec_decode_best_static_length"] == 3
+    assert values["forerun:spec_decode_tokens_per_second"] == pytest.approx(100.0)
+    assert values["forerun:spec_decode_plain_tokens_per_second"] == pytest.approx(100.0)
+    assert values["forerun:spec_decode_regret"] == 0.0
+    assert values["forerun:spec_decode_best_static_length"] == 1
 
 
 EXECUTOR = ExecutorInfo("device", "NVIDIA H200", "triton")

@@ -11,7 +11,8 @@ import pytest
 
 from forerun import SamplingParams
 from forerun.engine.engine import Engine
-from forerun.engine.speculation import FixedLength, SpeculationReport
+from forerun.engine.regret import ChoiceAccount
+from forerun.engine.speculation import FixedLength
 from forerun.engine.stats import Gauge
 from forerun.errors import RequestError
 from tests.contract.test_contract import PROMPTS
@@ -106,20 +107,23 @@ def test_prompt_tokens_count_once_however_often_they_are_computed(delay):
     assert engine.stats.num_prompt_tokens == sum(map(len, PROMPTS))
 
 
-def test_what_a_control_reports_is_in_the_engines_state_and_metrics():
-    class Reporting(FixedLength):
-        def report(self):
-            return SpeculationReport(
-                tokens_per_second=30.0, plain_tokens_per_second=20.0, best_static_length=2, regret=0.01
-            )
+def test_what_a_control_has_chosen_is_in_the_engines_state_and_metrics_until_the_statistics_are_reset():
+    class Choosing(FixedLength):
+        account = ChoiceAccount()
+
+        def choices(self):
+            self.account.note_step(3, 0.1, plain=0.05)
+            self.account.note_choice([[0.5]], [1], cost_with=lambda num_drafted: 1.0 + num_drafted, drafting=0.0)
+            return self.account.copy()
 
     engine = simulated_engine()
     assert engine.state.report is None
-    control = Reporting(num_speculative_tokens=4)
-    engine = Engine(replace(engine.parts, control=control), clock=engine._clock)
-    assert engine.snapshot().state.report == control.report()
+    engine = Engine(replace(engine.parts, control=Choosing(num_speculative_tokens=4)), clock=engine._clock)
     values = {metric.name: metric.value for metric in engine.snapshot().metrics() if isinstance(metric, Gauge)}
-    assert values["forerun:spec_decode_tokens_per_second"] == 30.0
+    assert values["forerun:spec_decode_tokens_per_second"] == pytest.approx(30.0)
+    Choosing.account.note_step(1000, 1.0, plain=0.05)
+    engine.reset_stats()
+    assert engine.state.report.tokens_per_second == pytest.approx(30.0)
 
 
 def test_the_control_observes_what_each_step_drafted_and_what_stood():

@@ -227,7 +227,15 @@ def test_rules_that_leave_no_token_are_the_callers_fault(plain, stream):
             {"messages": [*CHAT, {"role": "tool", "content": None}]},
             "messages.1: has no content, and role 'tool'; give it a text, which may be empty",
         ),
-        ({"stop": [1]}, "stop: input should be a valid string"),
+        (
+            {"messages": [{"role": "usr", "contents": "a"}]},
+            "messages.0: has no content, and role 'usr'; give it a text, which may be empty",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+            "messages.0.content.0.text: is missing; give one",
+        ),
+        ({"stop": [1]}, "stop.0: input should be a valid string"),
         (
             {"tool_choice": "any"},
             "tool_choice: input should be 'none', 'auto' or 'required', or input should be a valid dictionary or object to "

@@ -385,6 +385,10 @@ def test_a_call_that_is_cut_is_left_out_and_its_beginning_streamed(calling):
         ({"messages": [user({"type": "document"})]}, "messages.0: got a block of type 'document'"),
         ({"messages": [user(result(content=[{"type": "image"}]))]}, "messages.0.content"),
         ({"messages": [user(use())]}, "messages.0: got a block of type 'tool_use'"),
+        (
+            {"messages": [user({"type": "text", "text": "a"}), {"role": "assistant", "content": [use() | {"input": "{}"}]}]},
+            "messages.1.content.0.input: input should be a valid dictionary",
+        ),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0: got type 'web_search_20250305'"),
         ({"tools": [{"name": "a"}]}, "tools.0.input_schema: is missing"),
         ({"tools": [{"name": "a" * 129, "input_schema": {}}]}, "tools.0.name: "),

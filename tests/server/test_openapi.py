@@ -81,6 +81,14 @@ def test_what_fits_the_description_gets_a_described_answer(plain, schema, path):
     assert plain.send("GET", "/health")[0] == 200
 
 
+@pytest.mark.parametrize("body", ["ChatBody", "CompletionBody"])
+def test_what_an_answer_must_match_is_among_the_fields(plain, body):
+    _, _, described = plain.send("GET", "/openapi.json")
+    fields = described["components"]["schemas"][body]["properties"]
+    for name, kind in {"response_format": "json_schema", "structured_outputs": "regex"}.items():
+        assert kind in fields[name]["anyOf"][0]["properties"]
+
+
 def test_the_counts_of_an_answer_are_those_that_are_described(plain):
     _, _, described = plain.send("GET", "/openapi.json")
     usage = plain.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 1})["usage"]

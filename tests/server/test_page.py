@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from forerun.engine.adaptive import AdaptiveLength
-from forerun.engine.speculation import SpeculationReport
+from forerun.engine.regret import ChoiceAccount, SpeculationReport
 from forerun.models.chat.events import Content, Reasoning, TextReader
 from forerun.models.chat.reasoning import THINK, Place, ReasoningReader
 from forerun.server.page import PAGE, policy_of
@@ -193,7 +192,7 @@ def test_what_drafts_were_worth_is_read_from_the_servers_metrics(monkeypatch):
     )
     llm = chat_llm({"method": "ngram", "num_speculative_tokens": 2, "enable_adaptive_verification": True})
     with served(llm) as server:
-        monkeypatch.setattr(AdaptiveLength, "report", lambda _: report)
+        monkeypatch.setattr(ChoiceAccount, "report", lambda _: report)
         metrics = server.send("GET", "/metrics")[2]
     assert evaluate("return worth(data)", metrics) == (
         "All answers so far: 182.3 tokens/s with drafts, an estimated 90.0 without (2.03 times); "

@@ -31,6 +31,11 @@ MESSAGES = [{"role": "user", "content": "hello"}]
         {"spaces_between_special_tokens": False},
         {"web_search_options": {}},
         {"truncate_prompt_tokens": 0},
+        {"thinking_token_budget": 0},
+        {"logprob_token_ids": [1]},
+        {"repetition_detection": {"max_pattern_size": 8}},
+        {"repeat_penalty": 1.1},
+        {"mirostat": 2},
     ],
 )
 def test_fields_that_would_change_the_answer_are_refused(fields):
@@ -47,6 +52,7 @@ def test_fields_that_would_change_the_answer_are_refused(fields):
         {"prompt_logprobs": None, "web_search_options": None, "modalities": ["text"]},
         {"return_tokens_as_token_ids": False, "echo": False, "add_special_tokens": False, "modalities": []},
         {"spaces_between_special_tokens": True, "tools": []},
+        {"repeat_penalty": 1, "typical_p": 1.0, "mirostat": 0, "dry_multiplier": 0.0, "xtc_probability": 0},
     ],
 )
 def test_their_neutral_values_are_taken(fields):

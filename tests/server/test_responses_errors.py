@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 
 import pytest
 from openai import APIError
@@ -31,24 +32,27 @@ def refusal(server, body, path=PATH, method="POST"):
         ({"input": None}, "input: "),
         ({"input": []}, "input: "),
         ({"input": 3}, "input: "),
-        ({"input": [{"role": "tool", "content": "a"}]}, "input.0.message.role: "),
-        ({"input": [{"role": "user"}]}, "input.0.message.content: is missing"),
+        ({"input": [{"role": "tool", "content": "a"}]}, "input.0.role: "),
+        ({"input": [{"role": "user"}]}, "input.0.content: is missing"),
         ({"input": [{"type": "item_reference", "id": "a"}]}, "input: got an item of type 'item_reference' at 0; may have 'message'"),
         ({"input": [{"type": []}]}, "input: got an item of type []"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input.0.message.content: got a part of type 'input_image'"),
-        ({"input": [given([{"type": "input_file"}])]}, "input.0.function_call_output.output: got a part of type 'input_file'"),
-        ({"input": [call(arguments="{")]}, "input.0.function_call.arguments: not JSON"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input.0.content: got a part of type 'input_image'"),
+        ({"input": [given([{"type": "input_file"}])]}, "input.0.output: got a part of type 'input_file'"),
+        ({"input": [call(arguments="{")]}, "input.0.arguments: not JSON"),
         ({"input": "a" * 300}, "input: the prompt is too long: 319 tokens > 255 maximum"),
         ({"input": "a b " * 100_000}, "input: got 400050 characters"),
         ({"input": "\ud800"}, "input: got half of a surrogate pair"),
         ({"input": [{"role": "user", "content": "a"}] * (MOST_ITEMS + 1)}, "input: "),
+        ({"input": [{"type": "reasoning", "id": "r", "summary": []}]}, "input: list should have at least 1 item"),
+        ({"input": [call()] * 130}, "input: list should have at most 128 items"),
+        ({"tools": [SPACE | {"name": "a" * 64, "tools": [FUNCTIONS[0] | {"name": "b" * 64}]}]}, "tools: string should match"),
         ({"user": "\ud800"}, "user: holds half of a surrogate pair"),
         ({"tools": [FUNCTIONS[0] | {"parameters": {"maximum": float("nan")}}], "tool_choice": "none"}, "tools: holds "),
         ({"max_output_tokens": 0}, "max_output_tokens: "),
         ({"tools": [{"type": "web_search"}]}, "tools: got one of type 'web_search' at 0; may be 'function' or 'namespace'"),
         ({"tools": [{"type": "custom", "name": "a"}]}, "tools: got one of type 'custom'"),
-        ({"tools": [SPACE | {"tools": [{"type": "custom"}]}]}, "tools.0.namespace.tools: got one of type 'custom'"),
-        ({"tools": [{"type": "function"}]}, "tools.0.function.name: is missing"),
+        ({"tools": [SPACE | {"tools": [{"type": "custom"}]}]}, "tools.0.tools: got one of type 'custom'"),
+        ({"tools": [{"type": "function"}]}, "tools.0.name: is missing"),
         ({"tools": FUNCTIONS * 2}, "tools: two have the same name"),
         ({"tools": FUNCTIONS, "tool_choice": {"type": "function", "name": "other"}}, "tool_choice: 'other' is none of the tools"),
         ({"tools": FUNCTIONS, "tool_choice": {"type": "web_search"}}, "tool_choice: "),
@@ -69,9 +73,9 @@ def refusal(server, body, path=PATH, method="POST"):
         ({"background": True}, "background: is not served"),
         ({"prompt": {"id": "pmpt_1"}}, "prompt: is not served"),
         ({"context_management": [{"type": "compaction"}]}, "context_management: is not served"),
-        ({"max_tokens": 3}, "max_tokens: is not served; leave it out (use max_output_tokens)"),
-        ({"response_format": {"type": "json_object"}}, "response_format: is not served; leave it out (use text.format)"),
-        ({"messages": CHAT}, "messages: is not served; leave it out (use input)"),
+        ({"max_tokens": 3}, "max_tokens: is for /v1/chat/completions; use max_output_tokens"),
+        ({"response_format": {"type": "json_object"}}, "response_format: is for /v1/chat/completions; use text.format"),
+        ({"messages": CHAT}, "messages: is for /v1/chat/completions; use input"),
         ({"n": 2}, "n: is for /v1/chat/completions"),
         ({"structured_outputs": {"regex": "a"}}, "structured_outputs: is for /v1/chat/completions"),
         ({"forerun": {"origins": True}}, "forerun.origins: is for /v1/chat/completions"),
@@ -87,6 +91,12 @@ def test_what_is_wrong_is_told_in_the_words_of_the_request(plain, fields, messag
     assert error["message"].startswith(message)
     assert error["param"] == message.split(":")[0].split(".")[0]
     assert plain.model.admission.num_inside == 0
+
+
+def test_a_field_that_is_refused_is_not_said_to_be_ignored(plain, caplog):
+    with caplog.at_level(logging.WARNING, "forerun.server"):
+        assert refusal(plain, ASKED | {"n": 2})[1]["param"] == "n"
+    assert "ignored" not in caplog.text
 
 
 def test_a_count_is_refused_as_an_answer_is(plain):

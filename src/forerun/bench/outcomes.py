@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Any
 
 from forerun.core.stats import SpeculationStats, StepTimes
-from forerun.engine.speculation import SpeculationReport
+from forerun.engine.regret import SpeculationReport
 from forerun.llm import LLM
 from forerun.verify.matching import MatchingConfig
 

@@ -58,27 +58,43 @@ class RecordedText:
         }
 
     @classmethod
-    def from_json(cls, line: Mapping[str, Any]) -> RecordedText:
+    def from_json(cls, line: Mapping[str, Any], *, vocab_size: int) -> RecordedText:
         """The text of a line.
 
         Raises:
             KeyError: a key is missing.
-            ValueError: candidates and answer do not fit together.
+            TypeError: a value is of another type.
+            ValueError: a token is none of the vocabulary, or candidates and answer do not fit together.
         """
+        if not isinstance(line["kind"], str) or type(line["temperature"]) not in (int, float):
+            raise TypeError('"kind" must be a text and "temperature" a number')
         text = cls(
             kind=line["kind"],
             temperature=line["temperature"],
-            prompt_ids=line["prompt"],
-            answer_ids=line["answer"],
-            candidate_ids=np.array(line["top"], dtype=np.int32),
+            prompt_ids=_token_ids(line["prompt"], vocab_size),
+            answer_ids=_token_ids(line["answer"], vocab_size),
+            candidate_ids=np.array([_token_ids(row, vocab_size) for row in line["top"]], dtype=np.int32),
             candidate_logprobs=np.array(line["logprobs"], dtype=np.float32),
         )
         shape = text.candidate_ids.shape
-        if not text.prompt_ids or not text.answer_ids:
-            raise ValueError("prompt and answer must have a token or more")
         if len(shape) != 2 or shape[0] != len(text.answer_ids) or text.candidate_logprobs.shape != shape:
             raise ValueError('"top" and "logprobs" must have a list of the same length for each token of the answer')
         return text
+
+
+def _token_ids(given: Any, vocab_size: int) -> list[int]:
+    """The list of one token or more that is given.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    is_list = isinstance(given, list) and len(given) > 0
+    if not is_list or not all(type(one) is int and 0 <= one < vocab_size for one in given):
+        raise ValueError(
+            f'"prompt", "answer" and each of "top" must have one token or more, each of 0 to {vocab_size - 1}'
+        )
+    ids: list[int] = given
+    return ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,14 +297,16 @@ def read_recording(path: Path) -> Recording:
                 raise ValueError(f'must begin with an object that has "recording": {VERSION}')
             known = {"load_format": "auto", **first}  # older files do not say
             info = RecordingInfo(**{name: known[name] for name in RecordingInfo.__dataclass_fields__})
+            if type(info.vocab_size) is not int or info.vocab_size < 1:
+                raise ValueError(f'"vocab_size": got {info.vocab_size!r:.40}; must be a number of tokens')
             texts = []
             for number, line in lines:  # noqa: B007 - errors name the line
-                texts.append(RecordedText.from_json(json.loads(line)))
+                texts.append(RecordedText.from_json(json.loads(line), vocab_size=info.vocab_size))
             if not texts:
                 raise ValueError("has no text")
     except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise ConfigError(f"cannot read {path} ({error}); give a file that forerun bench replay has recorded") from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         why = f"is not JSON ({error})" if isinstance(error, json.JSONDecodeError) else str(error)
         why = f"lacks {error}" if isinstance(error, KeyError) else why
         raise ConfigError(f"{path}, line {number}: {why}; give a file that forerun bench replay has recorded") from None

@@ -15,11 +15,11 @@ from cyclopts import App, CycloptsError, UnknownOptionError, UnusedCliTokensErro
 
 import forerun
 from forerun.cli.help_screen import HelpScreen
+from forerun.cli.program import INTERRUPTED
 from forerun.cli.whole_numbers import refuse_fractions
 from forerun.errors import ForerunError
 
 USAGE_ERROR = 2
-INTERRUPTED = 130
 
 COMMANDS = (
     "bench",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -98,13 +99,22 @@ def import_pools(model: str, file: Path, /, *, pools_folder: Path) -> None:
         file: A file that "forerun pools export" wrote.
         pools_folder: The folder that will be given as --pools-folder.
     """
-    from forerun.drafters.pool_files import check_model, file_of, read_pools, write_pools
+    from forerun.drafters.pool_files import PoolFileError, check_model, file_of, put_aside, read_pools, write_pools
 
     identity = _identity(model)
     saved = read_pools(file)
     check_model(file, saved.model, identity)
     target = file_of(pools_folder.expanduser(), identity)
-    there: Mapping[str, Any] = read_pools(target).kinds if target.exists() else {}
+    there: Mapping[str, Any] = {}
+    if target.exists():
+        try:
+            there = read_pools(target).kinds
+        except PoolFileError as error:
+            try:
+                aside = put_aside(target)
+            except OSError as refusal:
+                raise ConfigError(f"{error}, nor renamed ({refusal}); delete it") from refusal
+            print(f"warning: {error}; it lies in {aside} now", file=sys.stderr)
     _write(write_pools, target, replace(saved, kinds={**there, **saved.kinds}))
     print(f"{target} holds {_named(saved)} of {file}")
 

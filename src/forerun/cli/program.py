@@ -15,6 +15,9 @@ from forerun.cli.torch_meta_kernels import leave_out_meta_kernels
 COMPUTING = ("chat", "demo", "generate", "serve", "train", "verify")
 """Commands that always import torch."""
 
+INTERRUPTED = 130
+"""The exit code after Ctrl-C, as shells have it: 128 and the signal's number."""
+
 
 def program() -> NoReturn:
     """Run `app.main` as a process of its own, which ends at once.
@@ -31,12 +34,15 @@ def program() -> NoReturn:
         os._exit(code)
 
     atexit.register(end)  # what registers first runs last, after all other threads have ended
-    if any(word in COMPUTING for word in sys.argv[1:2]):
-        leave_out_meta_kernels()
-        torch_libraries.begin_opening()
-    from forerun.cli.app import main  # only now: its imports take as long as the libraries
+    try:
+        if any(word in COMPUTING for word in sys.argv[1:2]):
+            leave_out_meta_kernels()
+            torch_libraries.begin_opening()
+        from forerun.cli.app import main  # only now: its imports take as long as the libraries
 
-    code = main()
+        code = main()
+    except KeyboardInterrupt:  # before `main` could take it
+        code = INTERRUPTED
     sys.exit(code)
 
 

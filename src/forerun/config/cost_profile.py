@@ -54,7 +54,7 @@ class CostProfile:
             other = self._difference(found)
             if other is None:
                 return StepCosts([float(weight) for weight in found["weights"]])
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             logger.warning("%s is damaged (%s); step costs are learnt anew", path, error)
             return StepCosts(typical)
         logger.info("%s was measured with another %s; step costs are learnt anew", path, other)

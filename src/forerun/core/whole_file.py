@@ -12,8 +12,13 @@ from pathlib import Path
 def whole_file(path: Path) -> Iterator[Path]:
     """The path of a file beside, of the same ending, which takes the place of `path` once it is written.
 
-    Each process has its own, so that of several that write at once the last one's is there in the end.
+    Each process has its own, so that of several that write at once the last one's is there in the end. A link stays, and what it
+    leads to is written; a pipe or a device, which nothing may take the place of, is given as it is.
     """
+    path = Path(os.path.realpath(path))
+    if path.exists() and not path.is_file():
+        yield path
+        return
     part = path.with_name(f"{path.stem}.{os.getpid()}.part{path.suffix}")
     try:
         yield part

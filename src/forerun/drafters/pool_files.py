@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 import zlib
 from collections import defaultdict
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,7 @@ import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from forerun.core.whole_file import whole_file
 from forerun.drafters.base import PoolArrays
 from forerun.errors import ForerunError
 
@@ -62,7 +61,7 @@ class SavedPools:
 
 
 def write_pools(path: Path, pools: SavedPools) -> None:
-    """Write a file, whole or not at all; only its owner may read it.
+    """Write a file, whole or not at all (see `whole_file`); only its owner may read it.
 
     Raises:
         OSError: it cannot be written. The file that was there before is left as it was.
@@ -76,17 +75,11 @@ def write_pools(path: Path, pools: SavedPools) -> None:
     contents = json.dumps({"fingerprint": pools.model.fingerprint, "name": pools.model.name, "salts": salts})
     metadata = {"format": FORMAT, "contents": contents, "checksum": _checksum(contents, arrays)}
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, part = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")  # readable for its owner only
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(save(arrays, metadata))
-            stream.flush()
+    with whole_file(path) as part, open(part, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as stream:
+        stream.write(save(arrays, metadata))
+        stream.flush()
+        if part.is_file():
             os.fsync(stream.fileno())
-        os.replace(part, path)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(part)
-        raise
 
 
 def read_pools(path: Path) -> SavedPools:
@@ -120,10 +113,19 @@ def read_pools(path: Path) -> SavedPools:
         }
     except FileNotFoundError as error:
         raise PoolFileError(f"{path}: there is no such file") from error
-    except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         advice = "; delete it" if is_ours else ""
         raise PoolFileError(f"{path}: no file of pools that can be read ({error}){advice}") from error
     return SavedPools(model=model, kinds=kinds)
+
+
+def put_aside(path: Path) -> Path:
+    """Rename a file that cannot be used, so that another can be written in its place; return where it lies now.
+
+    Raises:
+        OSError: it cannot be renamed; FileNotFoundError: it is not there.
+    """
+    return path.replace(path.with_suffix(".unusable"))
 
 
 def check_model(path: Path, found: ModelIdentity, wanted: ModelIdentity) -> None:

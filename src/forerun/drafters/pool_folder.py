@@ -18,6 +18,7 @@ from forerun.drafters.pool_files import (
     Sections,
     check_model,
     file_of,
+    put_aside,
     read_pools,
     write_pools,
 )
@@ -110,11 +111,12 @@ class PoolFolder:
     def _write(self, kinds: Mapping[str, Sections]) -> None:
         """Write the file; pools of other kinds that are in it stay."""
         with self._writing, self._reporting_failure():
+            others = self._other_kinds()
             if self._is_unusable:
                 with suppress(FileNotFoundError):  # it may have been deleted, as the warning advises
-                    self.path.replace(self.path.with_suffix(".unusable"))
+                    put_aside(self.path)
                 self._is_unusable = False
-            write_pools(self.path, SavedPools(model=self._model, kinds={**self._other_kinds(), **kinds}))
+            write_pools(self.path, SavedPools(model=self._model, kinds={**others, **kinds}))
 
     @contextmanager
     def _reporting_failure(self) -> Iterator[None]:
@@ -127,8 +129,10 @@ class PoolFolder:
                 logger.warning("%s: the pools could not be saved (%s); drafting goes on", self.path, error)
 
     def _other_kinds(self) -> Mapping[str, Sections]:
-        """The pools in the file that another drafter left there."""
+        """The pools of this model in the file that another drafter left there."""
         with suppress(PoolFileError):
             if self.path.exists():
-                return read_pools(self.path).kinds
+                saved = read_pools(self.path)
+                check_model(self.path, saved.model, self._model)
+                return saved.kinds
         return {}

@@ -386,7 +386,7 @@ class PricedDrafter:
 
     def _note_time(self, seconds: float, num_rows: int) -> None:
         """Learn from a call; the first alone says nothing, since it may have set things up."""
-        if not 0.0 < seconds < math.inf:  # a clock that jumps
+        if not 0.0 < seconds < LONGEST_STEP:  # a clock that jumps
             return
         self._latest.append((seconds, seconds / num_rows))
         if len(self._latest) == 1:

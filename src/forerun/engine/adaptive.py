@@ -15,7 +15,6 @@ from forerun.core.stats import SpeculationStats
 from forerun.core.step import UNKNOWN_TOKEN, LateDraft, StepRecord
 from forerun.engine.costs import MOST_CHANGE, StepCosts
 from forerun.engine.regret import ChoiceAccount
-from forerun.engine.speculation import SpeculationReport
 
 SURE_GAIN = 0.98
 """A row that must bring more tokens than this is not worth drafting for: nothing is that sure to stand."""
@@ -346,9 +345,9 @@ class AdaptiveLength:
             drafting=self._draft_cost(step.num_sequences),
         )
 
-    def report(self) -> SpeculationReport | None:
-        """See `ChoiceAccount`."""
-        return self._account.report()
+    def choices(self) -> ChoiceAccount:
+        """See `SpeculationControl`."""
+        return self._account.copy()
 
 
 def _lengths(chances: Sequence[Sequence[float]], chosen: Sequence[float]) -> list[int]:

@@ -32,6 +32,7 @@ from forerun.core.step import (
 from forerun.engine.client import EngineRequest, EngineSnapshot, StepOutput
 from forerun.engine.commit import Committed, commit, delta, describe_logprobs
 from forerun.engine.generation import SAVED, Generation
+from forerun.engine.regret import ChoiceAccount
 from forerun.engine.request import HiddenStatesFiles, Request, RequestProcessor
 from forerun.engine.scheduler import Scheduler
 from forerun.engine.speculation import SpeculationControl
@@ -98,6 +99,7 @@ class Engine:
         self._num_failed_drafts = 0  # of the executor, since it was made
         self._num_earlier_failures = 0  # of these, before the statistics were reset
         self._earlier_counts = (0, 0, 0)  # of the scheduler, see `_scheduler_counts`, before that
+        self._earlier_choices: ChoiceAccount | None = None  # of the control, likewise
 
     @property
     def parts(self) -> EngineParts:
@@ -126,7 +128,9 @@ class Engine:
             num_queried_tokens=num_queried,
             num_cached_tokens=num_cached,
             num_speculative_tokens=self._parts.control.num_speculative_tokens,
-            report=self._parts.control.report(),
+            choices=None
+            if (choices := self._parts.control.choices()) is None
+            else choices.since(self._earlier_choices),
             executor=self._parts.executor_info,
         )
 
@@ -140,6 +144,7 @@ class Engine:
         self._log = StatsLog(self._clock)
         self._num_earlier_failures = self._num_failed_drafts
         self._earlier_counts = self._scheduler_counts
+        self._earlier_choices = self._parts.control.choices()
 
     @property
     def _scheduler_counts(self) -> tuple[int, int, int]:

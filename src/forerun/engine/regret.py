@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
-from operator import mul
-
-from forerun.engine.speculation import SpeculationReport
+from operator import mul, sub
+from typing import TypeVar
 
 STATIC_LENGTHS = (0, 1, 2, 3, 5, 8, 12, 16)
 """The fixed draft lengths that the choice is compared with."""
@@ -14,8 +14,24 @@ STATIC_LENGTHS = (0, 1, 2, 3, 5, 8, 12, 16)
 NUM_COMPARED = STATIC_LENGTHS[-1] + 1
 """The nodes of a draft that are told apart: the last one stands for all behind the longest fixed length."""
 
+Number = TypeVar("Number", int, float)
+
 BELIEVED = 8.0
 """Tokens that are taken to have stood as promised, before any is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculationReport:
+    """What a control's choices were worth, by the costs that it has fitted.
+
+    `plain_tokens_per_second` is what plain decoding would have reached in the same steps. `regret` is
+    how much faster (0: not at all) the best fixed draft length would have been, `best_static_length`.
+    """
+
+    tokens_per_second: float
+    plain_tokens_per_second: float
+    best_static_length: int
+    regret: float
 
 
 @dataclass(slots=True)
@@ -30,6 +46,10 @@ class _Promised:
         self.cost += cost
         for node, of_node in enumerate(tokens):
             self.tokens[node] += of_node
+
+    def since(self, earlier: _Promised) -> _Promised:
+        """What was counted after `earlier`."""
+        return _Promised(_differences(self.tokens, earlier.tokens), self.cost - earlier.cost)
 
     def rate(self, num_sequences: float, came_true: Sequence[float]) -> float:
         """Tokens for the cost, where so much of what is promised comes true."""
@@ -87,6 +107,25 @@ class ChoiceAccount:
             num_drafted = sum([min(size, length) for size in sizes])
             promised.add(by_node[:length], cost=cost_with(num_drafted) + (drafting if length else 0.0))
 
+    def copy(self) -> ChoiceAccount:
+        """The account as it is now."""
+        return deepcopy(self)
+
+    def since(self, earlier: ChoiceAccount | None) -> ChoiceAccount:
+        """What was counted after `earlier`; None: from the beginning."""
+        if earlier is None:
+            return self
+        return ChoiceAccount(
+            num_sequences=self.num_sequences - earlier.num_sequences,
+            chosen=self.chosen.since(earlier.chosen),
+            static=[now.since(then) for now, then in zip(self.static, earlier.static, strict=True)],
+            expected=_differences(self.expected, earlier.expected),
+            stood=_differences(self.stood, earlier.stood),
+            tokens=self.tokens - earlier.tokens,
+            seconds=self.seconds - earlier.seconds,
+            plain_seconds=self.plain_seconds - earlier.plain_seconds,
+        )
+
     def report(self) -> SpeculationReport | None:
         """What the choices were worth; None before the costs are known.
 
@@ -108,6 +147,10 @@ class ChoiceAccount:
         """By the number of a node: what of the promised tokens stood; about 1 where few were verified."""
         pairs = zip(self.stood, self.expected, strict=True)
         return [(stood + BELIEVED) / (expected + BELIEVED) for stood, expected in pairs]
+
+
+def _differences(now: Sequence[Number], then: Sequence[Number]) -> list[Number]:
+    return list(map(sub, now, then))
 
 
 def _by_node(drafts: Sequence[Sequence[float]]) -> list[float]:

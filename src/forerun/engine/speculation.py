@@ -9,23 +9,10 @@ from typing import Protocol
 from forerun.core.draft import Draft
 from forerun.core.stats import SpeculationStats
 from forerun.core.step import StepRecord
+from forerun.engine.regret import ChoiceAccount
 
 Schedule = tuple[tuple[int, int, int], ...]
 """(first batch size, last batch size, K) in rising order; vLLM's num_speculative_tokens_per_batch_size."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpeculationReport:
-    """What a control's choices were worth, by the costs that it has fitted.
-
-    `plain_tokens_per_second` is what plain decoding would have reached in the same steps. `regret` is
-    how much faster (0: not at all) the best fixed draft length would have been, `best_static_length`.
-    """
-
-    tokens_per_second: float
-    plain_tokens_per_second: float
-    best_static_length: int
-    regret: float
 
 
 class SpeculationControl(Protocol):
@@ -80,8 +67,8 @@ class SpeculationControl(Protocol):
         """Learn what a step drafted, what of it stood, and what it cost."""
         ...
 
-    def report(self) -> SpeculationReport | None:
-        """What the choices were worth so far; None where nothing is chosen, or not known yet."""
+    def choices(self) -> ChoiceAccount | None:
+        """An account of what has been chosen so far, which counts no further; None where nothing is chosen."""
         ...
 
 
@@ -124,7 +111,7 @@ class VerifiesWholeDrafts:
     def observe(self, record: StepRecord) -> None:
         """Nothing to learn: lengths are given."""
 
-    def report(self) -> SpeculationReport | None:
+    def choices(self) -> ChoiceAccount | None:
         """None: nothing is chosen."""
         return None
 

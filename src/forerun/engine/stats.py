@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from forerun.core.stats import PHASES, ExecutorInfo, SpeculationStats, StepTimes
-from forerun.engine.speculation import SpeculationReport
+from forerun.engine.regret import ChoiceAccount, SpeculationReport
 
 logger = logging.getLogger(__name__)
 
@@ -58,8 +58,13 @@ class EngineState:
     num_queried_tokens: int = 0  # looked up in the prefix cache
     num_cached_tokens: int = 0  # of these, found
     num_speculative_tokens: int = 0  # K
-    report: SpeculationReport | None = None  # of the control; None where it chooses nothing, or does not know yet
+    choices: ChoiceAccount | None = None  # of the control; None where it chooses nothing
     executor: ExecutorInfo | None = None  # None: nobody has said
+
+    @property
+    def report(self) -> SpeculationReport | None:
+        """What the control's choices were worth; None where it chooses nothing, or does not know yet."""
+        return None if self.choices is None else self.choices.report()
 
 
 @dataclass(slots=True)
@@ -144,6 +149,7 @@ class StatsLog:
         self._last_prompt = 0
         self._last_generated = 0
         self._last_times = StepTimes()
+        self._last_choices: ChoiceAccount | None = None
 
     @property
     def is_due(self) -> bool:
@@ -172,9 +178,10 @@ class StatsLog:
             logger.info("%s", speculation_line(recent, seconds))
             if recent.by_drafter:
                 logger.info("%s", drafters_line(recent))
-        if state.report is not None:
-            logger.info("%s", report_line(state.report))
+        if state.choices is not None and (report := state.choices.since(self._last_choices).report()) is not None:
+            logger.info("%s", report_line(report))
         self._last_time = now
+        self._last_choices = state.choices
         self._last_prompt = stats.num_prompt_tokens
         self._last_generated = stats.num_generation_tokens
         self._last_spec = stats.speculation.copy()

@@ -6,7 +6,6 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
-from itertools import takewhile
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -36,8 +35,6 @@ MESSAGES_TYPES = {
 PARAM = re.compile(r"(?!sampling:)([a-z_]+)[.:\[]")
 """The name of the value, with which the message of a ForerunError begins; "sampling" is all that a token is chosen by."""
 RETRY_AFTER_S = 1  # for the Retry-After header of answers that ask the client to try again
-ONE_OF_TYPES = re.compile(r"str|constrained-\w+|\w+\[.*\]|[A-Z]\w*")
-"""How pydantic writes, behind the way to a value that may be of several types, which of them it was tried as."""
 
 SHOWN_CAUSES = 3  # reasons that an answer names for a value that fits none of several types
 
@@ -111,20 +108,18 @@ def cut_off() -> ApiError:
     return ApiError(503, "the server is shutting down, and --shutdown-timeout is over; send the request again later")
 
 
-def malformed(errors: Sequence[Any]) -> ApiError:
+def malformed(errors: Sequence[Any], body: Any) -> ApiError:
     """400 for a body that does not have the shape that the endpoint takes; nothing of the body is repeated."""
     first = errors[0]
     if first["type"] == "json_invalid":
         return ApiError(400, f"body: not JSON ({first['ctx']['error']} at character {first['loc'][-1]}); send JSON")
-    path = _path(first)
+    path, of_value = _first_mistake(errors, body)
     if not path:
         return ApiError(400, "body: must be a JSON object with Content-Type: application/json")
-    place = list(takewhile(lambda part: not ONE_OF_TYPES.fullmatch(part), path))
-    same = [first] if place == path else [error for error in errors if _path(error)[: len(place)] == place]
-    causes = list(dict.fromkeys(_uncapital(error["msg"]) for error in same))[:SHOWN_CAUSES]
-    name = ".".join(place)
-    if first["type"] == "missing":
+    name = ".".join(path)
+    if all(error["type"] == "missing" for error in of_value):
         return ApiError(400, f"{name}: is missing; give one", param=path[0])
+    causes = list(dict.fromkeys(_uncapital(error["msg"]) for error in of_value))[:SHOWN_CAUSES]
     return ApiError(400, f"{name}: {', or '.join(causes)}", param=path[0])
 
 
@@ -133,13 +128,43 @@ def _writable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def _path(error: Any) -> list[str]:
-    """Names that lead to the value in the body.
+def _first_mistake(errors: Sequence[Any], body: Any) -> tuple[list[str], list[Any]]:
+    """The path of the first value that is wrong, and its errors.
 
-    A body that may be of several types has the name of its type first, with a capital letter as no field has.
+    A value that may be of several types has errors for each. The one that lies deepest in the value counts, which has got furthest
+    on its type; where such lie in different places, all say what the value may be.
     """
-    names = [str(part) for part in error["loc"][1:]]
-    return names[1:] if names and names[0][:1].isupper() else names
+    first = errors[0]
+    path, num_certain = _path(first, body)
+    if num_certain is None:
+        return path, [first]
+    certain = path[:num_certain]
+    of_field = [(_path(error, body)[0], error) for error in errors if error["loc"][:2] == first["loc"][:2]]
+    of_value = [(other, error) for other, error in of_field if other[:num_certain] == certain]
+    deepest = max(len(other) for other, _ in of_value)
+    found = [(other, error) for other, error in of_value if len(other) == deepest]
+    if any(other != found[0][0] for other, _ in found):
+        return certain, [error for _, error in of_value]
+    return found[0][0], [error for _, error in found]
+
+
+def _path(error: Any, body: Any) -> tuple[list[str], int | None]:
+    """The names that lead to the value in the body, and how many of them come before a choice of types; None without one.
+
+    Pydantic names the type that it tried on its way, which leads nowhere in the body.
+    """
+    names: list[str] = []
+    num_certain: int | None = None
+    value, way = body, error["loc"][1:]
+    for number, part in enumerate(way):
+        is_there = part in value if isinstance(value, dict) else isinstance(value, list) and part in range(len(value))
+        is_absent = error["type"] == "missing" and number == len(way) - 1
+        if is_there or is_absent:
+            names.append(str(part))
+            value = value[part] if is_there else None
+        elif num_certain is None and number > 0:  # the first may be the type of the body, where it has a choice
+            num_certain = len(names)
+    return names, num_certain
 
 
 def _uncapital(text: str) -> str:
@@ -162,7 +187,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def on_validation(request: Request, error: RequestValidationError) -> JSONResponse:
-        return malformed(error.errors()).response(request.scope)
+        return malformed(error.errors(), error.body).response(request.scope)
 
     @app.exception_handler(HTTPException)
     async def on_http_error(request: Request, error: HTTPException) -> JSONResponse:

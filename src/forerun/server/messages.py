@@ -62,6 +62,8 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 OWN_NAMES = {r"\Astop:": "stop_sequences:", r"response_format(\.json_schema)?": "output_config.format"}
 """Names of the chat's fields in errors -> those of the fields that they are made of."""
 
+SOURCES = {"messages": "messages"}  # joined where several of one role follow each other
+
 
 @router.post("/v1/messages", responses=reply(WrittenMessage, may_stream=True) | ERRORS)
 async def create_message(
@@ -69,9 +71,9 @@ async def create_message(
 ) -> Response:
     """Answer a conversation by a message of the assistant."""
     model.check_name(body.model)
+    refuse_fields_of_chat(body, body.forerun, {"max_completion_tokens": "use max_tokens", "stop": "use stop_sequences"})
     refuse_unserved(body)
-    refuse_fields_of_chat(body, body.forerun)
-    chat = made(ChatBody, chat_fields(body, model))
+    chat = made(ChatBody, chat_fields(body, model), SOURCES)
     request_id = getattr(request.state, "request_id", None)  # Ray's proxy gives none
     responder_of = partial(MessageResponder, body, chat, model, request_id)
     return await answer(chat, request, model, responder_of, must_fit=("max_tokens", None))
@@ -82,7 +84,7 @@ async def count_tokens(body: PromptBody, model: Annotated[ServedModel, Depends(s
     """How many tokens the prompt of such a message has."""
     model.check_name(body.model)
     refuse_unserved(body)
-    conversation = made(ConversationBody, conversation_fields(body, model))
+    conversation = made(ConversationBody, conversation_fields(body, model), SOURCES)
     return JSONResponse({"input_tokens": await num_prompt_tokens(conversation, model)})
 
 

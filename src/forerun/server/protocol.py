@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
-from forerun.models.chat.conversation import called_arguments, not_too_deep
+from forerun.core.structured_outputs import KINDS
+from forerun.models.chat.conversation import WRITING_ROLE, called_arguments, not_too_deep
 
 MOST_COMPLETIONS = 16  # the largest n
 MOST_PROMPTS = 64
@@ -163,9 +164,35 @@ class SamplingBody(Body):
         return self.forerun or ForerunFields()
 
 
-class GenerationBody(SamplingBody):
-    """What completions and chat completions have in common."""
+def _object_with(properties: dict[str, Any], *required: str) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": list(required)}
 
+
+RESPONSE_FORMAT = {
+    "anyOf": [
+        _object_with(
+            {
+                "type": {"enum": ["text", "json_object", "json_schema", "structural_tag", "regex", "choice"]},
+                "json_schema": _object_with({"schema": {"type": "object"}, "strict": {"type": "boolean"}}, "schema"),
+                "regex": {"type": "string"},
+                "choice": {"type": "array", "items": {"type": "string"}},
+            },
+            "type",
+        ),
+        {"type": "null"},
+    ]
+}
+STRUCTURED_OUTPUTS = {"anyOf": [_object_with({kind: {} for kind in KINDS}), {"type": "null"}]}
+
+
+class GenerationBody(SamplingBody):
+    """What completions and chat completions have in common.
+
+    What the answer must match is checked by `request_params.wanted_structure`, whose errors say more than types can.
+    """
+
+    response_format: Annotated[Any, WithJsonSchema(RESPONSE_FORMAT)] = None
+    structured_outputs: Annotated[Any, WithJsonSchema(STRUCTURED_OUTPUTS)] = None
     n: Annotated[int, Field(ge=1, le=MOST_COMPLETIONS)] | None = 1
     best_of: int | None = None
     max_tokens: Count | None = None
@@ -303,10 +330,6 @@ ToolChoice = Literal["none", "auto", "required"] | NamedChoice | AllowedChoice
 # --- conversations ---------------------------------------------------------------------------------
 
 
-SPEAKING_ROLES = ("system", "developer", "user", "tool")
-"""OpenAI's roles whose messages must have content."""
-
-
 class Message(BaseModel):
     """One message of a conversation; fields that are not here go to the template as they are."""
 
@@ -324,7 +347,7 @@ class Message(BaseModel):
     @model_validator(mode="after")
     def _says_something(self) -> Self:
         """Refuse what would be laid out as an empty message, as after a misspelt `content`; only the model may say nothing."""
-        if self.content is None and self.role in SPEAKING_ROLES:
+        if self.content is None and self.role != WRITING_ROLE:
             raise ValueError(f"has no content, and role {self.role!r:.20}; give it a text, which may be empty")
         return self
 

@@ -47,24 +47,32 @@ UNSERVED = {
     "add_special_tokens": "the chat template writes them",
     "chat_template": "templates come with the model, not with requests; lay the prompt out and use /v1/completions",
     "documents": "put them into a message",
+    "dry_multiplier": "use repetition_penalty or frequency_penalty",
     "echo": "it is for /v1/completions",
     "function_call": "use tool_choice",
     "functions": "use tools",
+    "logprob_token_ids": "use logprobs",
     "max_completion_tokens": "it is for /v1/chat/completions; use max_tokens",
     "mcp_servers": "connect to them in the client, and give their tools",
+    "mirostat": "use temperature, top_p, top_k and min_p",
     "modalities": "only text is served",
     "audio": "only text is served",
     "output_format": "use output_config.format",
     "prompt_embeds": "send text or token ids",
     "prompt_logprobs": "use /v1/completions with echo and logprobs",
+    "repeat_penalty": "use repetition_penalty",
+    "repetition_detection": "use stop and max_tokens",
     "return_tokens_as_token_ids": "use return_token_ids",
     "spaces_between_special_tokens": "texts are made without a choice of it",
+    "thinking_token_budget": "use max_tokens",
     "tool_choice": "tools are for /v1/chat/completions",
     "tools": "tools are for /v1/chat/completions",
     "truncate_prompt_tokens": "shorten the prompt",
+    "typical_p": "use temperature, top_p, top_k and min_p",
     "use_beam_search": "use n for several answers",
     "vllm_xargs": "leave it out",
     "web_search_options": "search, and put what you find into a message",
+    "xtc_probability": "use temperature, top_p, top_k and min_p",
 }
 """Fields that would change the answer -> what to do instead."""
 
@@ -72,12 +80,17 @@ MEANINGLESS: tuple[Any, ...] = (None, False, [], {}, "none")
 """Values that ask for nothing."""
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "dry_multiplier": (None, 0, 0.0),
     "guided_json": (None,),  # {} is the schema of any JSON
     "json_schema": (None,),
+    "mirostat": (None, 0),
     "modalities": (*MEANINGLESS, ["text"]),
     "prompt_logprobs": (None,),
+    "repeat_penalty": (None, 1, 1.0),
     "spaces_between_special_tokens": (None, True),
+    "typical_p": (None, 1, 1.0),
     "web_search_options": (None,),
+    "xtc_probability": (None, 0, 0.0),
 }
 """Fields that are refused -> the values that ask for nothing, where these are not `MEANINGLESS`."""
 
@@ -103,8 +116,8 @@ def refuse_unserved(body: Body, *, further: Mapping[str, str] | None = None) -> 
         asks_for_nothing = any(
             value == neutral and type(value) is type(neutral) for neutral in NEUTRAL.get(name, MEANINGLESS)
         )
-        is_judged_later = name in STRUCTURING and name not in unserved
-        if asks_for_nothing or is_judged_later:  # 0 is equal to False, but asks for something
+        is_of_the_answer = name in STRUCTURING and name not in unserved  # where there is none, but the prompt's tokens
+        if asks_for_nothing or is_of_the_answer:  # 0 is equal to False, but asks for something
             continue
         if name in unserved:
             raise ApiError(400, f"{name}: is not served; leave it out ({unserved[name]})", param=name)
@@ -142,7 +155,7 @@ def wanted_structure(body: Body) -> Mapping[str, Any] | None:
 
 def _given_structures(body: Body) -> dict[str, Any]:
     """The fields of `STRUCTURING` that ask for something."""
-    given = {name: value for name, value in (body.model_extra or {}).items() if name in STRUCTURING}
+    given = {name: getattr(body, name, None) for name in STRUCTURING}
     wanted = given.get("response_format")
     if isinstance(wanted, Mapping) and wanted.get("type") == "text":
         del given["response_format"]

@@ -64,6 +64,8 @@ NOT_KEPT = "responses are not kept here: there is none to read, to cancel, to de
 OWN_NAMES = {r"\Amessages:": "input:", r"response_format(\.json_schema)?": "text.format"}
 """Names of the chat's fields in errors -> those of the fields that they are made of."""
 
+SOURCES = {"messages": "input", "tools": "tools"}
+
 UNSERVED = {
     "background": "nothing is kept here; wait for the answer, or stream it",
     "context_management": "shorten the conversation in the client",
@@ -86,15 +88,15 @@ async def create_response(
 ) -> Response:
     """Answer a conversation by items: text, and calls of functions."""
     model.check_name(body.model)
+    refuse_fields_of_chat(body, body.forerun, UNSERVED)
     refuse_unserved(body, further=UNSERVED)
-    refuse_fields_of_chat(body, body.forerun)
     if body.top_logprobs and LOGPROBS not in (body.include or ()):
         message = f"top_logprobs: is given without log probabilities; add {LOGPROBS!r} to include"
         raise ApiError(400, message, param="top_logprobs")
     if body.stream_options is not None and not body.stream:
         message = "stream_options: is given without stream; set stream to true, or leave it out"
         raise ApiError(400, message, param="stream_options")
-    chat = made(ChatBody, chat_fields(body, model))
+    chat = made(ChatBody, chat_fields(body, model), SOURCES)
     responder_of = partial(ResponsesResponder, body, chat, model)
     return await answer(chat, request, model, responder_of, must_fit=("max_output_tokens", None), prompt="input")
 
@@ -104,7 +106,7 @@ async def count_input_tokens(body: PromptBody, model: Annotated[ServedModel, Dep
     """How many tokens the prompt of such a request has."""
     model.check_name(body.model)
     refuse_unserved(body, further=UNSERVED)
-    conversation = made(ConversationBody, conversation_fields(body, model))
+    conversation = made(ConversationBody, conversation_fields(body, model), SOURCES)
     try:
         num_tokens = await num_prompt_tokens(conversation, model)
     except RequestError as error:

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from forerun.errors import ForerunError, RequestError
 from forerun.server.errors import ApiError
 from forerun.server.protocol import Body, ChatBody, ConversationBody, ForerunFields
-from forerun.server.request_params import STRUCTURING, in_clients_words
+from forerun.server.request_params import in_clients_words
 from forerun.server.responders import event
 from forerun.server.served_model import ServedModel
 from forerun.server.tokenization import THINKING_VARIABLES, check_template_variables, conversation_text
@@ -24,28 +24,49 @@ ChatFields = TypeVar("ChatFields", bound=ConversationBody)
 BETWEEN_PARTS = "\n\n"
 
 
-def refuse_fields_of_chat(body: Body, own: ForerunFields | None) -> None:
+def refuse_fields_of_chat(body: Body, own: ForerunFields | None, instead: Mapping[str, str]) -> None:
     """Refuse what is served for a chat completion and would be ignored here.
+
+    Args:
+        body: the request.
+        own: its fields that only this server understands.
+        instead: what to do instead, of such fields as have a counterpart here.
 
     Raises:
         ApiError: 400, there is such a field.
     """
     further = {name for name, value in (body.model_extra or {}).items() if value is not None}
-    others = sorted(further & {*ChatBody.model_fields, *STRUCTURING})
+    others = sorted(further & ChatBody.model_fields.keys())
     if own is not None and own.origins:
         others.append("forerun.origins")
     if others:
+        name = others[0]
         raise ApiError(
-            400, f"{others[0]}: is for /v1/chat/completions; leave it out", param=others[0].partition(".")[0]
+            400,
+            f"{name}: is for /v1/chat/completions; {instead.get(name, 'leave it out')}",
+            param=name.partition(".")[0],
         )
 
 
-def made(kind: type[ChatFields], fields: dict[str, Any]) -> ChatFields:
-    """The body of a chat completion's request, checked as if it had come as one."""
+def made(kind: type[ChatFields], fields: dict[str, Any], sources: Mapping[str, str]) -> ChatFields:
+    """The body of a chat completion's request, checked as if it had come as one.
+
+    Args:
+        kind: what to make.
+        fields: its fields.
+        sources: fields that were put together from a field of the client's -> its name. Errors name it alone, as places within
+            are others.
+    """
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
-        raise RequestValidationError([{**one, "loc": ("body", *one["loc"])} for one in error.errors()]) from None
+        found = [{**one, "loc": ("body", *_own_place(one["loc"], sources))} for one in error.errors()]
+    raise RequestValidationError(found, body={sources.get(name, name): value for name, value in fields.items()})
+
+
+def _own_place(place: Sequence[int | str], sources: Mapping[str, str]) -> Sequence[int | str]:
+    field, *_ = place
+    return [sources[field]] if isinstance(field, str) and field in sources else place
 
 
 def merged(parts: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -97,6 +97,12 @@ def test_a_template_in_harmony_gets_each_call_in_a_message_of_its_own(tmp_path):
         ([{"role": "user", "content": 5}], [], "messages: got 5 as content"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], [], "messages: .*reads text only"),
         ([{"role": "assistant", "tool_calls": ["wait"]}], [], "tool_calls: got 'wait'"),
+        (
+            [{"role": "user", "contents": "hello"}],
+            [],
+            "messages: got .*'contents'.* of role 'user' must have 'content'",
+        ),
+        ([USER, {"role": "ipython", "content": None}], [], "of role 'ipython' must have 'content', which may be empty"),
         ([{"role": "assistant", "tool_calls": 5}], [], "tool_calls: got 5; must be a list"),
         ([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}], [], "'f': not JSON"),
         (

@@ -113,6 +113,18 @@ def test_gemma3_has_windows_only_where_the_file_names_one(tmp_path):
         assert turned == {10_000.0}
 
 
+def test_a_window_of_0_is_none(tmp_path):
+    with_zero, without = (
+        decoder_config(read_config(save(tmp_path, **window))) for window in ({"attention.sliding_window": 0}, {})
+    )
+    assert with_zero == without
+
+
+def test_in_a_period_of_0_all_layers_of_gemma3_have_windows(tmp_path):
+    windows = {"attention.sliding_window": 16, "attention.sliding_window_pattern": 0}
+    assert set(decoder_config(read_config(save(tmp_path, "gemma3", **windows))).windows) == {16}
+
+
 def test_gemma3_with_windows_by_layer_is_refused(tmp_path):
     pattern = Key("attention.sliding_window_pattern", ARRAY, [True], BOOL)
     said = refusal(save(tmp_path, "gemma3", more=[pattern], **{"attention.sliding_window": 16}))
@@ -349,7 +361,7 @@ def test_more_tokens_than_embeddings_are_refused(tmp_path):
 
 
 def test_scales_and_caps_of_0_are_none(tmp_path):
-    names = ("attention.scale", "embedding_scale", "residual_scale")
+    names = ("attention.scale", "embedding_scale", "residual_scale", "logit_scale")
     zeros = [Key(name, F32, 0.0) for name in names]
     with_zeros, without = (decoder_config(read_config(save(tmp_path, "granite", more=more))) for more in (zeros, []))
     assert with_zeros == without

@@ -15,6 +15,9 @@ from forerun.models.tokenizer import Tokenizer
 
 Message = dict[str, Any]
 
+WRITING_ROLE = "assistant"
+"""The role of what the model writes: alone its messages may lack content, as those that only call tools do."""
+
 TOOLS_INTRODUCTION = """You may call functions. They are described within <tools></tools>, one a line, by JSON Schema:
 <tools>
 {tools}
@@ -102,6 +105,10 @@ def _message(given: Mapping[str, Any]) -> Message:
     """The message with its text in one piece and its calls' arguments as objects; what is None is left out."""
     if not isinstance(given.get("role"), str):
         raise RequestError(f"messages: got {dict(given)!r:.80}; each must have a 'role', a text")
+    if given.get("content") is None and given["role"] != WRITING_ROLE:
+        raise RequestError(
+            f"messages: got {dict(given)!r:.80}; each of role {given['role']!r:.20} must have 'content', which may be empty"
+        )
     made = given.get("tool_calls") or []
     if not isinstance(made, (list, tuple)):
         raise RequestError(f"tool_calls: got {made!r:.80}; must be a list of calls")

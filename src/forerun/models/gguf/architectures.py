@@ -177,7 +177,7 @@ def _granite(file: GGUFFile) -> Fields:
         "attention_multiplier": file.own.number("attention.scale", 0.0) or head_dim**-0.5,
         "embedding_multiplier": file.own.number("embedding_scale", 0.0) or 1.0,
         "residual_multiplier": file.own.number("residual_scale", 0.0) or 1.0,
-        "logits_scaling": file.own.number("logit_scale", 1.0),
+        "logits_scaling": file.own.number("logit_scale", 0.0) or 1.0,
     }
 
 
@@ -210,10 +210,12 @@ def _gemma3(file: GGUFFile) -> Fields:
         "sliding_window": window or None,
         "final_logit_softcapping": file.own.number("final_logit_softcapping", 0.0) or None,
     }
-    if not window:
-        fields["layer_types"] = ["full_attention"] * file.own.integer("block_count")
-    elif "attention.sliding_window_pattern" in file.own:
-        fields["sliding_window_pattern"] = file.own.integer("attention.sliding_window_pattern")
+    period = file.own.integer("attention.sliding_window_pattern", 6)
+    if not window or not period:  # as in llama.cpp, in a period of 0 no layer sees everything
+        kind = "sliding_attention" if window else "full_attention"
+        fields["layer_types"] = [kind] * file.own.integer("block_count")
+    else:
+        fields["sliding_window_pattern"] = period
     return fields
 
 

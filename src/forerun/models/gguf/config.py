@@ -84,7 +84,7 @@ def config_of(file: GGUFFile, row: GGUFArchitecture) -> ConfigStandIn:
     family = MODEL_TYPES[row.model_type]
     try:
         fields = _sizes(file) | _tokens(file) | row.fields(file)
-        if "attention.sliding_window" in own and "sliding_window" not in fields:
+        if own.integer("attention.sliding_window", 0) and "sliding_window" not in fields:
             raise NotCoveredError(f"{file.path}: architecture {row.name!r} with a sliding window is not supported")
         config = completed({**fields, "model_type": row.model_type}, family)
     except (ArithmeticError, TypeError, ValueError) as error:
