@@ -238,7 +238,7 @@ def test_who_gives_all_parameters_does_not_need_a_generation_config(tmp_path):
 
 
 def test_a_bad_word_of_nothing_but_space_is_refused(chat_target):
-    with pytest.raises(RequestError, match="bad_words"):
+    with pytest.raises(RequestError, match="bad_words: got ' ', which has no tokens"):
         tiny_llm(target=chat_target).generate("hello", SamplingParams(bad_words=[" "]), use_tqdm=False)
 
 

@@ -305,7 +305,7 @@ def _begin_tokenizer(path: Path, settings: EngineSettings, thread: Executor) -> 
     """
     if settings.tokenizer is None and settings.load_format == "dummy" and not has_tokenizer(path):
         return lambda: None
-    source = path if settings.tokenizer is None else resolve_model(settings.tokenizer)
+    source = path if settings.tokenizer is None else resolve_model(str(settings.tokenizer))
     if is_built_from_gguf(source):
         return thread.submit(load_tokenizer, source).result
     tokenizer = load_tokenizer(source)  # before any weight, so that what is wrong with it is said at once

@@ -69,7 +69,7 @@ class DeviceLostError(WorkerError):
 
 
 class MemoryBudgetError(ForerunError):
-    """The KV memory cannot hold even one sequence of the maximum length."""
+    """The KV memory cannot hold even one sequence of the maximum length, or the machine cannot hold the KV memory."""
 
 
 def did_you_mean(name: object, choices: Iterable[str]) -> str:

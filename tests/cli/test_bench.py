@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -126,6 +128,18 @@ def test_throughput_reads_conversations(run, tmp_path):
 def test_output_json_is_a_file_of_what_json_prints(command, run, tmp_path):
     printed = run(*command, "--json", "--output-json", str(tmp_path / "f"))
     assert json.loads((tmp_path / "f").read_text()) == json.loads(printed)
+
+
+def test_the_file_is_written_where_nobody_reads_the_output_any_more(folder, tmp_path, monkeypatch):
+    class Gone(io.StringIO):
+        def write(self, _):
+            raise BrokenPipeError
+
+    monkeypatch.setattr(sys, "stdout", Gone())
+    name, *options = LATENCY
+    settings = ("--load-format", "dummy", "--max-model-len", "256", "--output-json", str(tmp_path / "f"))
+    assert main(["bench", name, str(folder), *settings, *options]) != 0
+    assert json.loads((tmp_path / "f").read_text())["avg_latency"] > 0
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux")

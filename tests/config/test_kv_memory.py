@@ -7,6 +7,7 @@ import os
 
 import pytest
 
+from forerun.config import kv_memory
 from forerun.config.gpu_memory import MemoryShare
 from forerun.config.kv_memory import kv_bytes_of, plan_kv
 from forerun.config.settings import EngineSettings
@@ -46,6 +47,28 @@ def test_too_few_blocks_that_are_given_are_to_be_raised():
     settings = EngineSettings(model="tiny", num_gpu_blocks_override=2, max_model_len=64)
     with pytest.raises(MemoryBudgetError, match="lower max_model_len or raise num_gpu_blocks_override"):
         plan_kv(settings, tiny_target().model, Stub(target=None))
+
+
+@pytest.mark.parametrize(
+    "asked", [{"num_gpu_blocks_override": 10**12}, {"kv_cache_memory_bytes": 1 << 62, "max_num_seqs": 1 << 40}]
+)
+def test_more_kv_than_the_machine_has_memory_is_refused(asked):
+    settings = EngineSettings(model="tiny", max_num_batched_tokens=1 << 41, **asked)
+    with pytest.raises(MemoryBudgetError, match=rf"GiB, more than this machine has .*; lower {next(iter(asked))}"):
+        plan_kv(settings, tiny_target().model, Stub(target=None))
+
+
+def test_where_a_control_group_leaves_nothing_there_is_no_kv(monkeypatch):
+    monkeypatch.setattr(kv_memory, "memory_left", lambda: 0)
+    with pytest.raises(MemoryBudgetError, match=r"got 0\.0 MiB"):
+        plan_kv(EngineSettings(model="tiny"), tiny_target().model, Stub(target=None))
+
+
+def test_kv_takes_a_quarter_of_what_a_control_group_leaves(monkeypatch):
+    monkeypatch.setattr(kv_memory, "memory_left", lambda: 4 << 20)
+    settings, model = EngineSettings(model="tiny", max_num_seqs=1 << 10), tiny_target().model
+    taken = kv_bytes_of(model, Stub(target=None), block_size=settings.block_size).target_block
+    assert plan_kv(settings, model, Stub(target=None)).num_blocks == (1 << 20) // taken
 
 
 class DraftsOnTheSide(Stub):

@@ -34,7 +34,9 @@ from tests.engines import tiny_llm
         ({"seed": 1.5}, "must be an integer"),
         ({"seed": True}, "must be an integer"),
         ({"tensor_parallel_size": 0}, "integer of 1 or more"),
-        ({"trust_remote_code": True}, "no code from checkpoints"),
+        ({"trust_remote_code": True}, "got True; may be False, as forerun runs no code from checkpoints"),
+        ({"trust_remote_code": "no"}, "got 'no'; may be False"),
+        ({"tokenizer": 3}, "tokenizer: got 3; must be a folder"),
         ({"generation_config": None}, "generation_config: got None; may be 'auto', 'vllm' or a folder"),
         (
             {"override_generation_config": [("top_k", 3)]},

@@ -87,6 +87,7 @@ def test_custom_class_by_the_class_itself():
         ({"method": "suffix", "suffix_decoding_max_tree_depth": 0}, "suffix_decoding_max_tree_depth"),
         ({"method": "custom_class", "num_speculative_tokens": 2}, "dotted path"),
         ({"method": "custom_class", "model": "no_such_module.X", "num_speculative_tokens": 2}, "cannot import"),
+        ({"method": None, "num_speculative_tokens": 2}, "'method' is missing; may be"),
         (
             {"method": "custom_class", "model": "tests.contract.drafters.Nope", "num_speculative_tokens": 2},
             "has no 'Nope'",

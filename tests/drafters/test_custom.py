@@ -21,6 +21,17 @@ def test_a_class_that_does_not_say_what_it_reads_is_refused(needs):
         build(needs=needs)
 
 
+def test_a_class_that_takes_no_target_is_refused():
+    with pytest.raises(ConfigError, match=r"^Mine: cannot be made \(TypeError: .*; it is called with the TargetInfo"):
+        build(__init__=lambda self: None)
+
+
+@pytest.mark.parametrize("count", [-1, "x", 1.5])
+def test_a_number_that_cannot_be_is_refused(count):
+    with pytest.raises(ConfigError, match=r"^Mine.num_candidates: got .*; must be a whole number"):
+        build(num_candidates=count, learn=print)
+
+
 @pytest.mark.parametrize("method", ["start", "propose", "stop"])
 def test_a_class_without_one_of_the_three_methods_is_refused(method):
     with pytest.raises(ConfigError, match=rf"^Mine.{method}: there is no such method; a drafter has start, "):

@@ -95,6 +95,37 @@ def test_a_text_that_a_drafter_has_drafted_into_is_cut_back_and_the_draft_droppe
     assert "propose changed the output_ids of a sequence" in caplog.text
 
 
+def shorten(output_ids):
+    output_ids.pop()
+
+
+def replace_last(output_ids):
+    output_ids[-1] = 7
+
+
+def shorten_and_fail(output_ids):
+    output_ids.pop()
+    raise RuntimeError("not today")
+
+
+@pytest.mark.parametrize("change", [shorten, replace_last, shorten_and_fail])
+def test_a_text_that_a_drafter_has_changed_is_what_it_was(change):
+    drafter = Fragile()
+
+    def propose(context):
+        change(context.requests[1].sequence.output_ids)
+        return [Draft((5,)), Draft((5,))]
+
+    drafter.propose = propose
+    guarded = GuardedDrafter(drafter, vocab_size=VOCAB_SIZE)
+    sequences, drafts = started(guarded, 1, 2)
+    for one in sequences:
+        one.output_ids += [8, 9]
+    assert drafts() == [NO_DRAFT, NO_DRAFT]
+    assert [one.output_ids[-2:] for one in sequences] == [[8, 9], [8, 9]]
+    assert guarded.num_failures == 1
+
+
 def test_what_else_an_empty_draft_says_goes_no_further():
     drafter = Fragile()
     drafter.propose = lambda _: [Draft((), (-1,), source=["me"]), Draft((), survival=0, sources=3)]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from forerun.engine.simulation import SimulationSettings, linear_decode_seconds
+from forerun.plan.capacity import Routing
 from forerun.plan.fleet_prediction import FleetPrediction
 from forerun.plan.load import Load
 from forerun.plan.serving_policies import serving_policies
@@ -57,3 +58,21 @@ def test_engines_apart_do_what_simulated_ones_do_where_lengths_spread(
         assert latency.mean[0] == pytest.approx(np.mean(values), rel=0.15), name
         assert latency.quantile(0.95)[0] == pytest.approx(np.quantile(values, 0.95), rel=0.2), name
     assert at.attainment(sla)[0] == pytest.approx(found.attainment(sla), abs=0.05)
+
+
+@pytest.mark.parametrize("load", [Load(rate=20, isl=600, osl=10), Load(rate=12, isl=600, osl=10, isl_cv=0.5)])
+def test_prompts_that_are_sent_at_random_wait_in_a_line_for_each_engine(load: Load) -> None:
+    engine = engine_model()
+    (policy,) = (one for one in serving_policies(engine, [None], load) if one.has_all_places)
+    fleet = FleetPrediction(engine=engine, load=load, transfer=Transfer(), routing=Routing.RANDOM)
+    at = fleet.apart(policy, 4, 4)
+    found = simulate(
+        SimulationSettings(decode_seconds=linear_decode_seconds, max_model_len=engine.max_model_len),
+        synthetic_requests(load, 2000, seed=3),
+        fleet=Fleet(replicas=4, prefill_replicas=4, routing="random", transfer=Transfer()),
+    )
+    ttfts = [one.ttft for one in found.requests]
+    assert at.ttft.mean[0] == pytest.approx(np.mean(ttfts), rel=0.15)
+    assert at.ttft.quantile(0.95)[0] == pytest.approx(np.quantile(ttfts, 0.95), rel=0.2)
+    in_one_line = replace(fleet, routing=Routing.LEAST_REQUESTS).apart(policy, 4, 4)
+    assert in_one_line.ttft.mean[0] < at.ttft.mean[0]

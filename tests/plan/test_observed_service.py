@@ -76,6 +76,15 @@ def test_worse_drafts_are_seen_in_acceptance_alone(profile: Profile, tmp_path: P
     assert found.time_factor == pytest.approx(1.0, rel=0.03)
 
 
+def test_drafts_of_which_none_stood_are_drafts(profile: Profile, tmp_path: Path) -> None:
+    counts = {"spec_decode_num_drafts": 100, "spec_decode_draft_tokens": 300, "spec_decode_accepted_tokens": 0}
+    path = load_test(tmp_path, profile, "plain", **counts)
+    assert read_load_test(path).has_drafts
+    assert learnt(profile, path, config="head").acceptance_factor < 0.5
+    with pytest.raises(ConfigError, match=r"got 'plain', and test\.json counts drafts"):
+        learnt(profile, path, config="plain")
+
+
 def test_both_are_told_apart(profile: Profile, tmp_path: Path) -> None:
     served = corrected(profile, time_factor=1.4, acceptance_factor=0.75, methods=("head",))
     found = learnt(profile, load_test(tmp_path, served, "head"), config="head")
@@ -108,7 +117,7 @@ def test_the_service_must_be_named_where_it_drafted_and_the_profile_has_several(
         learnt(profile, drafted)
     with pytest.raises(ConfigError, match=r"got 'plain', and head.json counts drafts"):
         learnt(profile, drafted, config="plain")
-    with pytest.raises(ConfigError, match=r"got 'head', and plain.json has no spec_decode_accepted_tokens"):
+    with pytest.raises(ConfigError, match=r"got 'head', and plain.json has no spec_decode_draft_tokens"):
         learnt(profile, plain, config="head")
     with pytest.raises(ConfigError, match="did you mean 'suffix'"):
         learnt(profile, drafted, config="suffx")

@@ -106,7 +106,11 @@ def measure_comparison(
         all_gigabytes_per_second=bandwidths,
         configs=configs,
         outcomes=outcomes,
-        reports={name: report for name, llm in engines.items() if (report := llm.engine.state.report) is not None},
+        reports={
+            name: report
+            for name, llm in engines.items()
+            if (choices := llm.engine.parts.control.choices()) is not None and (report := choices.report()) is not None
+        },
     )
     if len(rounds) < workload.repeats or left_open:
         raise Interrupted(comparison, f"{len(rounds)} of {workload.repeats} rounds{left_open}")

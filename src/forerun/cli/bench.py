@@ -96,10 +96,11 @@ def curve(
             except KeyboardInterrupt:
                 print("interrupted: the drafter was not measured", file=sys.stderr)
                 is_interrupted = True
-    if not report.json_output:
-        _show_curve(found, drafting, plain_console())
     costs = {"drafting": None if drafting is None else drafting.to_json()}
-    report.write({**found.to_json(), **costs, "interrupted": is_interrupted})
+    report.write(
+        {**found.to_json(), **costs, "interrupted": is_interrupted},
+        show=lambda: _show_curve(found, drafting, plain_console()),
+    )
     if is_interrupted:
         raise KeyboardInterrupt
 
@@ -122,9 +123,10 @@ def latency(
     llm = loading.load_llm(model, engine.without_pools())
     with status() as progress:
         result, is_interrupted = until_interrupted(partial(measure_latency, llm, workload, progress=progress))
-    if not report.json_output:
-        _show_latency(result, plain_console())
-    report.write({**result.to_json(), **_circumstances(llm, result.speculation), "interrupted": is_interrupted})
+    report.write(
+        {**result.to_json(), **_circumstances(llm, result.speculation), "interrupted": is_interrupted},
+        show=lambda: _show_latency(result, plain_console()),
+    )
     if is_interrupted:
         raise KeyboardInterrupt
 
@@ -150,9 +152,10 @@ def throughput(
     requests = make_requests(llm, workload, exchanges)
     measure = partial(measure_throughput, llm, workload, requests, use_tqdm=sys.stderr.isatty())
     result, is_interrupted = until_interrupted(measure)
-    if not report.json_output:
-        _show_throughput(result, plain_console())
-    report.write({**result.to_json(), **_circumstances(llm, result.speculation), "interrupted": is_interrupted})
+    report.write(
+        {**result.to_json(), **_circumstances(llm, result.speculation), "interrupted": is_interrupted},
+        show=lambda: _show_throughput(result, plain_console()),
+    )
     if is_interrupted:
         raise KeyboardInterrupt
 

@@ -70,9 +70,7 @@ def compare(
     with status() as progress:
         measure = partial(measure_comparison, target, settings, named, token_ids, workload, judge=is_near_tie)
         found, is_interrupted = until_interrupted(partial(measure, progress=progress))
-    if not report.json_output:
-        _show(found, plain_console())
-    report.write({**as_json(found), "interrupted": is_interrupted})
+    report.write({**as_json(found), "interrupted": is_interrupted}, show=lambda: _show(found, plain_console()))
     if picture is not None:
         from forerun.bench.picture import draw_comparison  # matplotlib: only when it is needed
 

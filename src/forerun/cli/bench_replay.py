@@ -122,15 +122,14 @@ def replay(
         raise ConfigError(
             f"replay: {texts} has no text of two tokens or more, so that nothing can be drafted; record others"
         )
-    if not report.json_output:
-        _show(found, outcomes, plain_console())
     report.write(
         {
             "model": found.info.model,
             "costs": asdict(pass_costs),
             "configs": named,
             "outcomes": [{**one.to_json(), "speculation": speculation_json(one.speculation)} for one in outcomes],
-        }
+        },
+        show=lambda: _show(found, outcomes, plain_console()),
     )
 
 

@@ -63,12 +63,14 @@ def serve(
     load = _make_load(server, model, dataset, traffic, body, tokenizer)
     found = _measure(load, server, figures, result, tokenizer)
     document = found.to_json(detailed=result.save_detailed)
-    _show(found, quiet=report.json_output)  # first: a file that cannot be written takes nothing from what was measured
-    report.write(document)
-    if result.saves:
-        from forerun.bench.load.report import save
+    try:
+        _warn(found)
+        report.write(document, show=lambda: print(_render(found)))
+    finally:  # whatever becomes of the output and of the file there
+        if result.saves:
+            from forerun.bench.load.report import save
 
-        save(document, result.path(found.file_name), append=result.append_result)
+            save(document, result.path(found.file_name), append=result.append_result)
     if result.plot is not None:
         from forerun.bench.picture import draw_load  # matplotlib: only when it is needed
 
@@ -183,8 +185,8 @@ def _measure(
     )
 
 
-def _show(found: Report, *, quiet: bool) -> None:
-    """Print errors to standard error and, unless `quiet`, the result to standard output."""
+def _warn(found: Report) -> None:
+    """Print to standard error what went wrong."""
     run = found.measurement.run
     if run.is_interrupted:
         print(
@@ -193,8 +195,6 @@ def _show(found: Report, *, quiet: bool) -> None:
         )
     for line in _errors(found):
         print(f"warning: {line}", file=sys.stderr)
-    if not quiet:
-        print(_render(found))
 
 
 def _render(report: Report) -> str:

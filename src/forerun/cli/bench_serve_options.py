@@ -218,6 +218,8 @@ class FigureOptions:
         goals: dict[str, float] = {}
         for pair in self.goodput or ():
             name, _, text = pair.partition(":")
+            if name in goals:
+                raise ConfigError(f"--goodput: got {pair!r}, and {name} before; give it once")
             try:
                 goals[name] = float(text)
             except ValueError:

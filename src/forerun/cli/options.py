@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -296,12 +296,19 @@ class ReportOptions:
     def __post_init__(self) -> None:
         check_writable_file("--output-json", self.output_json)
 
-    def write(self, figures: Mapping[str, Any]) -> None:
-        """Write the figures as JSON to the file and standard output, as far as the options ask for it."""
-        if self.json_output:  # first: a file that cannot be written takes nothing from what was measured
-            print(json.dumps(figures))
-        if self.output_json is not None:
-            self.output_json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    def write(self, figures: Mapping[str, Any], *, show: Callable[[], object]) -> None:
+        """Show the figures, or print them as JSON, and write the file, as far as the options ask for it.
+
+        Neither a file that cannot be written nor a reader of the output that has gone takes what was measured from the other.
+        """
+        try:
+            if self.json_output:
+                print(json.dumps(figures))
+            else:
+                show()
+        finally:
+            if self.output_json is not None:
+                self.output_json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 
 
 REPORT = ReportOptions()

@@ -126,12 +126,10 @@ def plan(
         from forerun.bench.day_picture import draw_days  # matplotlib: only when it is needed
 
         draw_days(days, f"{known.model} on {known.machine}: {sla}", wanted, day.picture)
-    report.write(found.to_json() | ({"days": [one.to_json() for one in days]} if days else {}))
-    if not report.json_output:
-        console = plain_console()
-        _show(found, console)
-        if days:
-            console.print(_days_table(days))
+    report.write(
+        found.to_json() | ({"days": [one.to_json() for one in days]} if days else {}),
+        show=lambda: _show(found, days, plain_console()),
+    )
     return 0 if found.feasible else 1
 
 
@@ -171,8 +169,8 @@ def _replay(
     return replay_day(replay, intervals, day.predictors, period=day.period)
 
 
-def _show(found: DeploymentPlan, console: Console) -> None:
-    """Print the plan: what to run, what requests will see, what is to be known."""
+def _show(found: DeploymentPlan, days: list[DayPlan], console: Console) -> None:
+    """Print the plan: what to run, what requests will see, what is to be known; and the days that were replayed."""
     target = f"{100 * found.sla.attainment:g}% of requests within the SLA"
     if not found.feasible:
         console.print(f"INFEASIBLE: {target} cannot be had; this is the best that can be done:", style="bold red")
@@ -186,6 +184,8 @@ def _show(found: DeploymentPlan, console: Console) -> None:
         console.print(f"{needed} engines would be enough; give a larger --budget")
     for warning in found.warnings:
         console.print(f"note: {warning}")
+    if days:
+        console.print(_days_table(days))
 
 
 def _settings(found: DeploymentPlan) -> list[tuple[str, str]]:

@@ -95,9 +95,7 @@ def simulate(
 
         title = f"{known.model} on {known.machine}, simulated: {fleet.config}, {fleet.replicas} replica(s)"
         draw_simulation(found, title, result.plot, num_blocks=engine.settings.num_blocks, sla=sla)
-    report.write(document)
-    if not report.json_output:
-        _show(found, sla, plain_console())
+    report.write(document, show=lambda: _show(found, sla, plain_console()))
 
 
 def _requests(options: RequestOptions, profile: Profile, engine: ProfiledEngine, seed: int) -> list[SimulatedRequest]:

@@ -15,7 +15,7 @@ from typing import Any
 from forerun.drafters.base import Drafter, DrafterConfig, DrafterResolver, ResolvesKeys
 from forerun.drafters.custom import CustomConfig
 from forerun.drafters.registry import DRAFTERS, method_of_checkpoint, renamed_method
-from forerun.errors import ConfigError, UnknownKeyError, did_you_mean
+from forerun.errors import ConfigError, UnknownKeyError, did_you_mean, one_line
 
 logger = logging.getLogger(__name__)
 
@@ -146,7 +146,8 @@ def _method(keys: Mapping[str, Any]) -> tuple[str, type[DrafterConfig] | CustomC
         return method, config_class
     choices = (*DRAFTERS, "custom_class")
     if method is None:
-        for key in difflib.get_close_matches("method", map(str, keys), n=1):
+        others = [str(key) for key in keys if key != "method"]
+        for key in difflib.get_close_matches("method", others, n=1):
             raise ConfigError(f"speculative_config: unknown key {key!r}; did you mean 'method'?")
         raise ConfigError(f"speculative_config: 'method' is missing; may be {', '.join(choices)} or a drafter class")
     raise ConfigError(
@@ -187,13 +188,18 @@ def _import_class(path: Any) -> type[Drafter]:
             f"speculative_config: 'model' must be the dotted path of your drafter class, got {path!r}; e.g. 'my_module.MyDrafter'"
         )
     try:
-        found = vars(importlib.import_module(module_name))[class_name]
+        module = importlib.import_module(module_name)
     except ImportError as error:
         raise ConfigError(
             f"speculative_config: cannot import {module_name!r} ({error}); put it on PYTHONPATH or install it"
         ) from error
-    except KeyError:
-        raise ConfigError(f"speculative_config: module {module_name!r} has no {class_name!r}; check the name") from None
+    except Exception as error:
+        raise ConfigError(
+            f"speculative_config: cannot import {module_name!r} ({type(error).__name__}: {one_line(error)}); mend it"
+        ) from error
+    found = vars(module).get(class_name)
+    if found is None:
+        raise ConfigError(f"speculative_config: module {module_name!r} has no {class_name!r}; check the name")
     if not isinstance(found, type):
         raise ConfigError(f"speculative_config: {path!r} is not a class; name the drafter class itself")
     return found

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from forerun.config.gpu_memory import MemoryShare
 from forerun.config.settings import EngineSettings
+from forerun.core.control_groups import memory_left
 from forerun.drafters.base import Drafter, KeepsKV
 from forerun.errors import ConfigError, MemoryBudgetError
 from forerun.kv.cache import bytes_per_block
@@ -84,7 +85,7 @@ def plan_kv(
 
     Raises:
         ConfigError: max_model_len is above what the model was made for.
-        MemoryBudgetError: one sequence of max_model_len does not fit.
+        MemoryBudgetError: one sequence of max_model_len does not fit, or the machine has less memory than is asked for.
     """
     wanted = settings.max_model_len
     if wanted is not None and wanted > model.max_model_len:
@@ -102,6 +103,12 @@ def plan_kv(
         longest = wanted or model.max_model_len
         most_useful = settings.max_num_seqs * (-(-longest // settings.block_size) + 1)
         num_blocks = min(num_blocks, most_useful)
+    if model.device.type == "cpu" and (total := num_blocks * block_bytes + taken.scratch) > _memory_of_machine():
+        raise MemoryBudgetError(
+            f"KV memory: {num_blocks} blocks take {total / 2**30:.1f} GiB, more than this machine has "
+            f"({_memory_of_machine() / 2**30:.1f} GiB); lower "
+            f"{'kv_cache_memory_bytes' if settings.num_gpu_blocks_override is None else 'num_gpu_blocks_override'}"
+        )
     num_tokens = num_blocks * settings.block_size
     max_model_len = wanted if wanted is not None else min(model.max_model_len, num_tokens)
     if num_tokens < max_model_len or max_model_len < 2:
@@ -158,11 +165,20 @@ def _kv_bytes(settings: EngineSettings, share: MemoryShare | None) -> int:
 
 
 def _available_memory() -> int:
-    """Return the bytes of memory that can be allocated without swapping, half of all where the system reports no more."""
+    """Return the bytes of memory that this process can take without swapping, half of all where the system reports no more."""
+    left = memory_left()
+    return _available_of_machine() if left is None else min(left, _available_of_machine())
+
+
+def _available_of_machine() -> int:
     try:
         with open("/proc/meminfo", encoding="ascii") as lines:
             return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
     except (OSError, StopIteration):
-        if not hasattr(os, "sysconf"):  # Windows
-            return ASSUMED_MEMORY // 2
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+        return _memory_of_machine() // 2
+
+
+def _memory_of_machine() -> int:
+    if not hasattr(os, "sysconf"):  # Windows
+        return ASSUMED_MEMORY
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

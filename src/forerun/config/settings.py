@@ -82,7 +82,7 @@ class EngineSettings:
     """
 
     model: str
-    tokenizer: str | None = None
+    tokenizer: str | PathLike[str] | None = None
     dtype: str | torch.dtype = "auto"
     quantization: str | None = None
     activation_dtype: str = "auto"
@@ -143,8 +143,12 @@ class EngineSettings:
             raise ConfigError(
                 f"gpu_memory_utilization: got {self.gpu_memory_utilization!r:.80}; must be above 0 and at most 1"
             )
-        if self.trust_remote_code:
-            raise ConfigError("trust_remote_code: got True; forerun runs no code from checkpoints; leave it out")
+        if self.trust_remote_code is not False:
+            raise ConfigError(
+                f"trust_remote_code: got {self.trust_remote_code!r:.80}; may be False, as forerun runs no code from checkpoints; "
+                "leave it out"
+            )
+        self._need_path("tokenizer", "a folder, a .gguf file or a known name; leave it out to take the model's")
         self._need_path("pools_folder", "a folder; leave it out to keep none")
         self._need_path("kernel_table", "a file; leave it out to take the cached one")
         self._check_generation()

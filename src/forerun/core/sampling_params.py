@@ -231,7 +231,7 @@ def _check_types(params: SamplingParams) -> None:
     need("stop", (str, list, tuple), is_text, "a string, a list of strings")
     need("bad_words", (list, tuple), is_text, "a list of strings")
     need("stop_token_ids", (list, tuple), _is_integer, "a list of token ids")
-    need("allowed_token_ids", (list, tuple), _is_int32, "a list of token ids")
+    need("allowed_token_ids", (list, tuple), _is_int32, "a list of token ids below 2**31")
     need("logit_bias", (Mapping,), _is_integer, "a dict from token id to number")
     need("logits_processors", (list, tuple), callable, "a list of functions")
     if not isinstance(params.prediction, str):

@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from forerun.drafters.base import Drafter, KeepsKV, LearnsFromTarget, TargetInfo
-from forerun.errors import ConfigError
+from forerun.errors import ConfigError, ForerunError, one_line
 
 WHOLE = (KeepsKV, LearnsFromTarget)
 """What a drafter has all of or nothing: with a part of it nothing would be planned for it, and nobody would call it."""
+
+COUNTS = ("num_candidates", "num_scratch_blocks", "kv_bytes_per_block", "scratch_bytes")
+"""Numbers that such drafters have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,11 +31,20 @@ class CustomConfig:
         """Make the drafter.
 
         Raises:
-            ConfigError: it lacks a method, or a part of what it has a part of, or does not say which hidden states it needs.
+            ConfigError: its constructor fails, or it lacks a method, or a part of what it has a part of, or does not say which
+                hidden states it needs.
         """
         make: Any = self.drafter_class
-        drafter: Drafter = make(target)
-        _check(drafter, self.drafter_class.__name__)
+        name = self.drafter_class.__name__
+        try:
+            drafter: Drafter = make(target)
+            _check(drafter, name)
+        except ForerunError:
+            raise
+        except Exception as error:
+            raise ConfigError(
+                f"{name}: cannot be made ({type(error).__name__}: {one_line(error)}); it is called with the TargetInfo"
+            ) from error
         return drafter
 
 
@@ -55,6 +67,10 @@ def _check(drafter: object, name: str) -> None:
                 f"{name}: has no {', '.join(missing)}; {protocol.__name__} is {', '.join(parts)}; add what is missing, or leave out "
                 "the rest"
             )
+    for count in COUNTS:
+        value = getattr(drafter, count, 0)
+        if type(value) is not int or value < 0:
+            raise ConfigError(f"{name}.{count}: got {value!r:.80}; must be a whole number, 0 or more")
 
 
 def _methods(protocol: type) -> list[str]:

@@ -66,6 +66,8 @@ class GuardedDrafter:
         self._learner = drafter if isinstance(drafter, LearnsFromTarget) else None
         self._reader = drafter if isinstance(drafter, ReadsTexts) else None
         self._num_caught = 0
+        # looked at token by token, which takes too long for drafters of this package: tests say that these change no text
+        self._is_others = type(drafter).__module__.partition(".")[0] != __name__.partition(".")[0]
 
     @property
     def num_failures(self) -> int:
@@ -130,15 +132,21 @@ class GuardedDrafter:
         if not ready:
             return [NO_DRAFT] * len(requests)
         lengths = [len(request.sequence.output_ids) for request in ready]
+        texts = [list(request.sequence.output_ids) for request in ready] if self._is_others else None
         try:
             drafts = list(self.drafter.propose(DraftContext(requests=ready, features=features)))
             if len(drafts) != len(ready):
                 raise DraftError(f"propose returned {len(drafts)} drafts for {len(ready)} requests; return one each")
-            if lengths != [len(request.sequence.output_ids) for request in ready]:
+            if lengths != [len(request.sequence.output_ids) for request in ready] or (
+                texts is not None and texts != [request.sequence.output_ids for request in ready]
+            ):
                 raise DraftError("propose changed the output_ids of a sequence; draft in a list of its own")
         except Exception as error:
             for request, length in zip(ready, lengths, strict=True):
                 del request.sequence.output_ids[length:]
+            if texts is not None:
+                for request, text in zip(ready, texts, strict=True):
+                    request.sequence.output_ids[:] = text
             self._note_failure(error)
             return [NO_DRAFT] * len(requests)
         checked = [self._checked(draft, request) for draft, request in zip(drafts, ready, strict=True)]
@@ -197,7 +205,7 @@ def check_draft(draft: Draft, *, vocab_size: int) -> None:
     _check_sources(draft)
     if draft.survival is not None and not _is_survival(draft.survival, num_nodes=len(draft)):
         raise DraftError(
-            f"survival {draft.survival!r:.80}; must be {len(draft)} chances from 1 down to 0, none above the one before"
+            f"survival {draft.survival!r:.80}; must be {len(draft)} floats from 1.0 down to 0.0, none above the one before"
         )
     if draft.margins is not None and not (
         isinstance(draft.margins, tuple) and all(isinstance(margin, float) for margin in draft.margins)

@@ -305,9 +305,11 @@ class RequestProcessor:
         found: list[tuple[int, ...]] = []
         for word in sampling.bad_words:
             bare = self.tokenizer.encode(word.lstrip(), add_special_tokens=False)
+            if not bare:
+                raise RequestError(f"bad_words: got {word!r:.80}, which has no tokens and cannot be forbidden; drop it")
             spaced = self.tokenizer.encode(" " + word.lstrip(), add_special_tokens=False)
             found.append(tuple(bare))
-            if bare and spaced[0] != bare[0] and len(spaced) == len(bare):
+            if spaced[0] != bare[0] and len(spaced) == len(bare):
                 found.append(tuple(spaced))
         self._last_bad_words = tuple(sampling.bad_words), tuple(found)
         return tuple(found)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from forerun.core.batch import LayerKVSpec
-from forerun.errors import ConfigError
+from forerun.errors import ConfigError, MemoryBudgetError, one_line
 
 # Shared memory, which is mmap's default, is given huge pages on few systems.
 PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
@@ -120,7 +120,13 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
         return torch.zeros(shape, dtype=dtype, device=device)
     # Mapped here, because torch.zeros writes to all of it at once and NumPy's zeros write to memory that its allocator reuses.
     num_bytes = math.prod(shape) * dtype.itemsize
-    memory = map_memory(max(num_bytes, 1))
+    try:
+        memory = map_memory(max(num_bytes, 1))
+    except OSError as error:
+        raise MemoryBudgetError(
+            f"KV memory: the system gives no {num_bytes / 2**30:.1f} GiB ({one_line(error)}); lower kv_cache_memory_bytes or "
+            "num_gpu_blocks_override"
+        ) from error
     return torch.frombuffer(memory, dtype=torch.uint8)[:num_bytes].view(dtype).view(shape)
 
 

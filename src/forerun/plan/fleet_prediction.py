@@ -91,13 +91,20 @@ class FleetPrediction:
         return replace(at, is_stable=at.is_stable & np.isfinite(mean), ttft=ttft, tpot=tpot, icl=icl, e2el=e2el)
 
     def first_tokens(self, counts: Counts) -> WaitThenServed:
-        """Time to first token where all prompts wait in one line for so many engines that do nothing else, [counts]."""
+        """Time to first token of so many engines that do nothing else, [counts].
+
+        Prompts wait for them in one line; where they are sent at random, for each engine in a line of its own. Of arrivals with a
+        squared coefficient of variation c, one in n, by chance, has 1 + (c - 1) / n.
+        """
         load, service = self.load, self.prompt_seconds
         cv2 = float(self._seconds_of_prompts.var()) / service**2
-        chances = np.array([erlang_c(count, load.rate * service) for count in counts.tolist()])
-        waits = np.array(
-            [mean_wait(load.rate, service, count, arrival_cv2=load.cv**2, service_cv2=cv2) for count in counts.tolist()]
-        )
+        chances, waits = np.zeros(len(counts)), np.zeros(len(counts))
+        for place, count in enumerate(counts.tolist()):
+            num_lines = count if self.routing is Routing.RANDOM else 1
+            rate, servers = load.rate / num_lines, count // num_lines
+            arrival_cv2 = 1.0 + (load.cv**2 - 1.0) / num_lines
+            chances[place] = erlang_c(servers, rate * service)
+            waits[place] = mean_wait(rate, service, servers, arrival_cv2=arrival_cv2, service_cv2=cv2)
         return WaitThenServed(
             service=np.tile(self._seconds_of_prompts, (len(counts), 1)),
             wait_chance=chances,

@@ -25,6 +25,7 @@ from forerun.plan.simulation.requests import SimulatedRequest
 from forerun.plan.simulation.result import SimulationResult
 
 ARRAYS = ("start_times", "input_lens", "output_lens", "ttfts", "itls")
+DRAFTED = "spec_decode_draft_tokens"
 ACCEPTED = "spec_decode_accepted_tokens"
 ROUNDS = 6  # of halving the interval of the time factor, in logarithms: then it is 2 % wide, and interpolated
 TOLERANCE = 0.002  # of the time per step, at which a factor is found
@@ -58,17 +59,13 @@ class ServiceFigures:
 class LoadTest:
     """A load test of a service: its requests as they were sent, and its figures.
 
-    `num_accepted` of its figures is 0 where the server counted no drafts.
+    `has_drafts` is whether the service drafted; of its drafts none may have stood.
     """
 
     name: str
     requests: list[SimulatedRequest]
     figures: ServiceFigures
-
-    @property
-    def has_drafts(self) -> bool:
-        """Whether the service drafted."""
-        return self.figures.num_accepted > 0
+    has_drafts: bool
 
 
 def read_load_test(path: Path) -> LoadTest:
@@ -78,15 +75,14 @@ def read_load_test(path: Path) -> LoadTest:
         ConfigError: see `read_load_test_file`; or a time, a length or the server's count of drafts cannot be.
     """
     saved = read_load_test_file(path, *ARRAYS)
-    num_accepted = saved.content.get(ACCEPTED) or 0
-    if not is_integer(num_accepted):
-        raise ConfigError(
-            f"{path}: got {ACCEPTED}={num_accepted!r:.60}; must be a whole number: save the load test anew"
-        )
-    return _load_test(path, saved.requests, num_accepted)
+    counts = {name: saved.content.get(name) or 0 for name in (DRAFTED, ACCEPTED)}
+    for name, count in counts.items():
+        if not is_integer(count):
+            raise ConfigError(f"{path}: got {name}={count!r:.60}; must be a whole number: save the load test anew")
+    return _load_test(path, saved.requests, counts[ACCEPTED], has_drafts=any(counts.values()))
 
 
-def _load_test(path: Path, records: Sequence[tuple[Any, ...]], num_accepted: int) -> LoadTest:
+def _load_test(path: Path, records: Sequence[tuple[Any, ...]], num_accepted: int, *, has_drafts: bool) -> LoadTest:
     sent, seconds, num_decoded = [], 0.0, 0
     for number, (start, num_prompt, num_output, ttft, itls) in enumerate(records):
         gaps = itls if isinstance(itls, list) else [itls]
@@ -116,7 +112,7 @@ def _load_test(path: Path, records: Sequence[tuple[Any, ...]], num_accepted: int
         for start, num_prompt, num_output in sorted(sent)
     ]
     figures = ServiceFigures(decode_seconds=seconds, num_decoded=num_decoded, num_accepted=num_accepted)
-    return LoadTest(name=path.name, requests=requests, figures=figures)
+    return LoadTest(name=path.name, requests=requests, figures=figures, has_drafts=has_drafts)
 
 
 def learn_corrections(
@@ -182,7 +178,7 @@ def _config_of(profile: Profile, test: LoadTest, config: str | None) -> str:
     if config != PLAIN and config not in profile.configs:
         raise ConfigError(f"observed-config: got {config!r}{did_you_mean(config, [PLAIN, *profile.configs])}")
     if test.has_drafts != (config != PLAIN):
-        counted = "counts drafts that stood" if test.has_drafts else f"has no {ACCEPTED}, the server's count of drafts"
+        counted = "counts drafts" if test.has_drafts else f"has no {DRAFTED}, the server's count of drafts"
         raise ConfigError(f"observed-config: got {config!r}, and {test.name} {counted}; name what the service ran")
     return config
 

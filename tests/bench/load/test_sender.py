@@ -87,6 +87,8 @@ def test_a_ramp_over_a_duration_ends_with_it(strategy):
         ({"max_concurrency": 0}, "max_concurrency: got 0; must be 1 or more"),
         ({"num_warmups": -1}, "num_warmups: got -1; must be 0 or more"),
         ({"duration": 5}, "duration: got no limit"),
+        ({"duration": 1e9, "request_rate": 1e9}, "duration: got 1e.09 s at 1e.09 requests per second; may be 1e.08"),
+        ({"request_rate": 1e-320}, "request_rate: got 9.99989e-321, at which no request would ever be sent"),
         ({"duration": math.inf, "max_concurrency": 1}, "duration: got inf"),
         ({"ramp_up_start_rps": 1}, "given without ramp_up_strategy"),
         ({"ramp_up_strategy": "linear"}, "give its start and end rps too"),

@@ -19,7 +19,7 @@ import torch
 from forerun.errors import ConfigError
 from forerun.ops.native import threads as native_threads
 from forerun.ops.native.library import load_kernels
-from forerun.ops.native.threads import OneTorchThread, cores_to_bind, cpu_quota, num_threads_to_use
+from forerun.ops.native.threads import OneTorchThread, cores_to_bind, num_threads_to_use
 from tests.native import BF16, FP32, KERNELS, every_level, needs_kernels, packed_linear, threads
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="affinity and fork as Linux has them")
@@ -222,42 +222,6 @@ def test_kernels_loaded_while_another_engine_steps_keep_their_threads():
 
 
 # --- control groups -------------------------------------------------------------------------------
-
-
-def control_groups(root, memberships, **limits):
-    """A system under `root` whose process is in some groups; `limits` are files by their path below /sys/fs/cgroup."""
-    (root / "proc/self").mkdir(parents=True)
-    (root / "proc/self/cgroup").write_text("\n".join(memberships) + "\n")
-    for path, content in limits.items():
-        file = root / "sys/fs/cgroup" / path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(content + "\n")
-    return root
-
-
-V1 = ["12:memory:/docker/7f", "5:cpu,cpuacct:/docker/7f", "1:name=systemd:/docker/7f", "0::/system.slice"]
-
-
-@pytest.mark.parametrize(
-    ("memberships", "limits", "quota"),
-    [
-        (["0::/"], {"cpu.max": "200000 100000"}, 2.0),
-        (["0::/"], {"cpu.max": "max 100000"}, None),
-        (["0::/"], {}, None),
-        (["0::/a/b"], {"a/b/cpu.max": "max 100000", "a/cpu.max": "150000 100000", "cpu.max": "400000 100000"}, 1.5),
-        (["0::/../../elsewhere"], {"cpu.max": "50000 100000"}, 0.5),
-        (V1, {"cpu/docker/7f/cpu.cfs_quota_us": "300000", "cpu/docker/7f/cpu.cfs_period_us": "100000"}, 3.0),
-        (V1, {"cpu/cpu.cfs_quota_us": "20000", "cpu/cpu.cfs_period_us": "10000"}, 2.0),
-        (V1, {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, None),
-        (["0::/"], {"cpu.max": "nonsense"}, None),
-    ],
-)
-def test_the_quota_is_the_least_of_the_groups_that_hold_the_process(tmp_path, memberships, limits, quota):
-    assert cpu_quota(control_groups(tmp_path, memberships, **limits)) == quota
-
-
-def test_a_system_without_control_groups_sets_no_quota(tmp_path):
-    assert cpu_quota(tmp_path) is None
 
 
 @pytest.mark.usefixtures("two_torch_threads")

@@ -547,6 +547,12 @@ def test_dynamo_runs_on_one_machine_with_an_engine_of_each_kind(plan, profile_fo
     assert (len(workers), modes) == ((1, []) if plan is PLAN else (2, ["prefill", "decode"]))
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_of_several_engines_that_dynamo_is_given_one_runs_on_one_machine(count, profile_folder):
+    notes = emit("dynamo", request(profile_folder=profile_folder, replicas=count)).notes
+    assert any("launch.sh starts one engine of the 3" in note for note in notes) == (count > 1)
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_dynamos_engines_of_one_machine_share_no_gpu_and_no_port(ranks, profile_folder):
     plan = with_engine(APART, tensor_parallel_size=ranks)

@@ -23,6 +23,13 @@ def test_an_answer_of_one_token_meets_any_limit_on_later_tokens():
     assert (one.tpot, one.icl) == (0.0, 0.0)
 
 
+def test_an_answer_of_one_token_has_no_part_in_times_per_token():
+    one = RequestTimes(ttft=0.1, e2el=0.1, num_tokens=1, num_chunks=1)
+    found = RunFigures.of([one, FAST], 2.0)
+    assert (found.tpot.mean, found.tpot.p50, found.icl.mean) == pytest.approx((0.1, 0.1, 0.2))
+    assert RunFigures.of([one], 2.0).tpot.mean == 0.0
+
+
 def test_throughput_goodput_and_energy_are_of_all_requests():
     found = RunFigures.of([FAST, SLOW], 4.0, sla=Sla(tpot=0.15), joules=64.0)
     assert found.tokens_per_second == 8.0

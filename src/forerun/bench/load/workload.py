@@ -25,6 +25,8 @@ OWNERS: Mapping[str, tuple[str, ...]] = {
 }
 """Datasets that have an option, where its name does not say so."""
 
+MOST_REQUESTS = 10**8  # whose times of arrival are drawn at once: 8 bytes each
+
 LENGTH_FROM_FILE = -1  # an output length that each line of the file gives
 
 
@@ -191,6 +193,7 @@ class Traffic:
             if vars(self)[name] == math.inf:
                 raise ConfigError(f"{name}: got inf; must be a number")
         self._check_ramp()
+        self._check_count()
         if self.burstiness != 1.0 and not self.has_rate:
             raise ConfigError(
                 f"burstiness: got {self.burstiness:g}, and there is no rate, of whose gaps it is the shape; give request_rate or a "
@@ -199,6 +202,18 @@ class Traffic:
         if self.is_closed_loop and self.max_concurrency is None:
             raise ConfigError(
                 "duration: got no limit on what is sent in that time; give request_rate, max_concurrency or a ramp-up too"
+            )
+
+    def _check_count(self) -> None:
+        """Refuse rates whose gaps are no numbers, and more requests than can be drawn."""
+        for name in ("request_rate", "ramp_up_start_rps"):
+            lowest = vars(self)[name]
+            if lowest is not None and not math.isfinite(1.0 / lowest):
+                raise ConfigError(f"{name}: got {lowest:g}, at which no request would ever be sent; give a higher rate")
+        highest = self.request_rate if self.ramp_up_end_rps is None else self.ramp_up_end_rps
+        if self.duration is not None and math.isfinite(highest) and self.duration * highest > MOST_REQUESTS:
+            raise ConfigError(
+                f"duration: got {self.duration:g} s at {highest:g} requests per second; may be {MOST_REQUESTS:g} requests at most"
             )
 
     def _check_ramp(self) -> None:

@@ -381,7 +381,8 @@ class _Client:
             models = {str(one["id"]): one for one in json.loads(listed or "")["data"]}
         except (ValueError, LookupError, TypeError):
             raise ConfigError(
-                f"--server: {task.url}/v1/models names no model; is it an OpenAI-compatible server?"
+                f"--server: {task.url}/v1/models names no model; is it an OpenAI-compatible server? Give its key, where it asks "
+                "for one, by OPENAI_API_KEY"
             ) from None
         if task.model not in models:
             raise ConfigError(f"model: {task.url} has no {task.model!r}; it has {', '.join(models) or 'none'}")

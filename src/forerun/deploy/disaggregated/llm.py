@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from forerun.config.settings import EngineSettings
+from forerun.core.control_groups import cpu_quota
 from forerun.deploy.disaggregated.engine import DisaggregatedEngine, TransferStats
 from forerun.deploy.disaggregated.options import DEFAULT_LOCAL_PREFILL, PrefillOptions
 from forerun.deploy.disaggregated.prefill import identity_of
@@ -18,7 +19,7 @@ from forerun.drafters.base import BuildsWithHead
 from forerun.errors import ConfigError
 from forerun.llm import LLM
 from forerun.models.base import LoadedTarget
-from forerun.ops.native.threads import cpu_quota, lease_cores, usable_cores
+from forerun.ops.native.threads import lease_cores, usable_cores
 
 OWN_SETTINGS = ("pools_folder",)  # of the process that answers alone
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import posixpath
 import socket
 import sys
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from forerun.core.control_groups import cpu_quota
 from forerun.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -138,37 +136,6 @@ def usable_cores() -> list[int]:
         siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
         cores.setdefault(siblings.read_text() if siblings.exists() else str(cpu), cpu)
     return list(cores.values())
-
-
-def cpu_quota(root: Path = Path("/")) -> float | None:
-    """CPUs that the process's control groups (version 1 or 2) allow it, the least of them; None where none sets a limit."""
-    return min((limit for group in _control_groups(root) if (limit := _limit(group)) is not None), default=None)
-
-
-def _control_groups(root: Path) -> Iterator[Path]:
-    """Folders of the process's own groups for CPUs, and of those above them as far as they are mounted."""
-    try:
-        memberships = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return
-    for line in memberships:
-        _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        mount = root / "sys/fs/cgroup" / ("cpu" if controllers else "")
-        group = mount / posixpath.normpath("/" + path).lstrip("/")  # a container's path may begin with /..
-        yield group
-        yield from (parent for parent in group.parents if parent == mount or mount in parent.parents)
-
-
-def _limit(group: Path) -> float | None:
-    with contextlib.suppress(OSError, ValueError):
-        quota, period = (group / "cpu.max").read_text().split()
-        return int(quota) / int(period) if quota != "max" else None
-    with contextlib.suppress(OSError, ValueError):
-        quota, period = ((group / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
-        return int(quota) / int(period) if int(quota) > 0 else None
-    return None
 
 
 _leasing = threading.Lock()

@@ -249,6 +249,10 @@ def _traps(request: EmitRequest, measured: int | None) -> list[str]:
         gpus = 2 * request.plan.engine.tensor_parallel_size
         notes.append(f"launch.sh starts an engine of each kind, on GPUs 0 to {gpus - 1} of the machine")
         notes += drafter_kv_notes(request.plan.speculative_config)
+    elif request.plan.replicas > 1:
+        notes.append(
+            f"launch.sh starts one engine of the {request.plan.replicas} that are planned; the deployment has them all"
+        )
     return notes
 
 

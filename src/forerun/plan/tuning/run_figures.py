@@ -27,12 +27,12 @@ class RequestTimes:
 
     @property
     def tpot(self) -> float:
-        """Seconds per token after the first; 0 for an answer of one token, which meets any limit."""
+        """Seconds per token after the first; 0 for an answer of one token, which meets any limit and is left out of means."""
         return (self.e2el - self.ttft) / (self.num_tokens - 1) if self.num_tokens > 1 else 0.0
 
     @property
     def icl(self) -> float:
-        """Mean seconds between two messages; 0 if there was one."""
+        """Mean seconds between two messages; 0 if there was one, likewise."""
         return (self.e2el - self.ttft) / (self.num_chunks - 1) if self.num_chunks > 1 else 0.0
 
 
@@ -106,8 +106,8 @@ class RunFigures:
             num_output_tokens=sum(one.num_tokens for one in requests),
             seconds=seconds,
             ttft=Spread.of([one.ttft for one in requests]),
-            tpot=Spread.of([one.tpot for one in requests]),
-            icl=Spread.of([one.icl for one in requests]),
+            tpot=Spread.of([one.tpot for one in requests if one.num_tokens > 1] or [0.0]),
+            icl=Spread.of([one.icl for one in requests if one.num_chunks > 1] or [0.0]),
             e2el=Spread.of([one.e2el for one in requests]),
             attainment=sum(met) / len(met) if met else None,
             joules=joules,

@@ -36,7 +36,9 @@ def tuned_plan(
     figures = _figures(run)
     warnings = ["measured on one engine: forerun plan says how many another load needs"]
     if report.sla is None:
-        warnings.append("no goals were given: the SLA is what 95 % of the requests kept while tuning")
+        warnings.append(
+            "no goals were given: the SLA is the 95th percentile of each latency while tuning; fewer requests keep all of them"
+        )
     if offered.rate is None:
         warnings.append(f"the rate is that of {report.load}, which wait for their answers")
     return DeploymentPlan(
