@@ -40,7 +40,8 @@ def test_it_shows_latencies_and_engines(folder, capsys, monkeypatch):
     shown = capsys.readouterr().out
     for text in (
         "30 requests in",
-        "keep all limits: goodput",
+        "keep all limits, ",
+        " the SLA asks for (95%): goodput",
         "TTFT",
         "aggregated 1",
         "tokens per step",

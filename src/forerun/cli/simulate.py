@@ -175,7 +175,12 @@ def _show(found: SimulationResult, sla: Sla | None, console: Console) -> None:
         f"{found.output_throughput:.0f} output tokens/s"
     )
     if sla is not None:
-        console.print(f"{found.attainment(sla):.1%} keep all limits: goodput {found.goodput(sla):.2f} requests/s")
+        share = found.attainment(sla)
+        enough = "as many as" if share >= sla.attainment else "fewer than"
+        console.print(
+            f"{share:.1%} keep all limits, {enough} the SLA asks for ({sla.attainment:.0%}): "
+            f"goodput {found.goodput(sla):.2f} requests/s"
+        )
     console.print(_latencies(found))
     console.print(_replicas(found))
     length = found.speculation.acceptance_length
