@@ -45,6 +45,7 @@ class CtrlC(MetaPathFinder):
         if name == "forerun.cli.app":
             signal.raise_signal(signal.SIGINT)
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which is not there for what runs in a shell's background
 sys.meta_path.insert(0, CtrlC())
 program()
 """
