@@ -28,7 +28,9 @@ def test_a_class_that_takes_no_target_is_refused():
 
 @pytest.mark.parametrize("count", [-1, "x", 1.5])
 def test_a_number_that_cannot_be_is_refused(count):
-    with pytest.raises(ConfigError, match=r"^Mine.num_candidates: got .*; must be a whole number"):
+    with pytest.raises(
+        ConfigError, match=r"^Mine.num_candidates: got .*; must be an integer of 0 or more; mend the class"
+    ):
         build(num_candidates=count, learn=print)
 
 

@@ -24,6 +24,7 @@ from forerun.bench.instruments import Progress, no_progress
 from forerun.bench.machine import describe_kernels
 from forerun.bench.offline import check_outputs
 from forerun.core.file_version import is_version
+from forerun.core.integers import is_integer
 from forerun.core.outputs import RequestOutput, TokenLogprobs
 from forerun.core.sampling_params import SamplingParams
 from forerun.core.whole_file import whole_file
@@ -297,7 +298,7 @@ def read_recording(path: Path) -> Recording:
                 raise ValueError(f'must begin with an object that has "recording": {VERSION}')
             known = {"load_format": "auto", **first}  # older files do not say
             info = RecordingInfo(**{name: known[name] for name in RecordingInfo.__dataclass_fields__})
-            if type(info.vocab_size) is not int or info.vocab_size < 1:
+            if not is_integer(info.vocab_size) or info.vocab_size < 1:
                 raise ValueError(f'"vocab_size": got {info.vocab_size!r:.40}; must be a number of tokens')
             texts = []
             for number, line in lines:  # noqa: B007 - errors name the line

@@ -6,6 +6,7 @@ import inspect
 from dataclasses import dataclass
 from typing import Any
 
+from forerun.core.integers import check_integer
 from forerun.drafters.base import Drafter, KeepsKV, LearnsFromTarget, TargetInfo
 from forerun.errors import ConfigError, ForerunError, one_line
 
@@ -68,9 +69,7 @@ def _check(drafter: object, name: str) -> None:
                 "the rest"
             )
     for count in COUNTS:
-        value = getattr(drafter, count, 0)
-        if type(value) is not int or value < 0:
-            raise ConfigError(f"{name}.{count}: got {value!r:.80}; must be a whole number, 0 or more")
+        check_integer(f"{name}.{count}", getattr(drafter, count, 0), least=0, do="mend the class")
 
 
 def _methods(protocol: type) -> list[str]:

@@ -62,7 +62,8 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 OWN_NAMES = {r"\Astop:": "stop_sequences:", r"response_format(\.json_schema)?": "output_config.format"}
 """Names of the chat's fields in errors -> those of the fields that they are made of."""
 
-SOURCES = {"messages": "messages"}  # joined where several of one role follow each other
+SOURCES = {"messages": "messages"}
+"""The chat's fields that are put together -> the field that they come from: messages of one role in a row are joined."""
 
 
 @router.post("/v1/messages", responses=reply(WrittenMessage, may_stream=True) | ERRORS)

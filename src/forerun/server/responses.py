@@ -65,6 +65,7 @@ OWN_NAMES = {r"\Amessages:": "input:", r"response_format(\.json_schema)?": "text
 """Names of the chat's fields in errors -> those of the fields that they are made of."""
 
 SOURCES = {"messages": "input", "tools": "tools"}
+"""The chat's fields that are put together -> the field that they come from."""
 
 UNSERVED = {
     "background": "nothing is kept here; wait for the answer, or stream it",

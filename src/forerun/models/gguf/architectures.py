@@ -210,11 +210,12 @@ def _gemma3(file: GGUFFile) -> Fields:
         "sliding_window": window or None,
         "final_logit_softcapping": file.own.number("final_logit_softcapping", 0.0) or None,
     }
-    period = file.own.integer("attention.sliding_window_pattern", 6)
-    if not window or not period:  # as in llama.cpp, in a period of 0 no layer sees everything
+    pattern = "attention.sliding_window_pattern"
+    period = file.own.integer(pattern) if pattern in file.own else None
+    if not window or period == 0:  # as in llama.cpp, in a period of 0 no layer sees everything
         kind = "sliding_attention" if window else "full_attention"
         fields["layer_types"] = [kind] * file.own.integer("block_count")
-    else:
+    elif period is not None:
         fields["sliding_window_pattern"] = period
     return fields
 
