@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from transformers import AutoModelForCausalLM, DeepseekV3Config
 from forerun import LLM, SamplingParams, build
 from forerun.build import choose_arithmetic, load_target
 from forerun.config.settings import EngineSettings
+from forerun.config.speculative_config import SpeculativeConfig
 from forerun.core.cpu_name import describe_processor
 from forerun.errors import ConfigError, ModelError, RequestError
 from forerun.models.decoder import TorchLayers
@@ -43,6 +45,35 @@ def folder(tmp_path):
 def test_a_configuration_alone_gives_a_model_that_continues_token_ids(folder):
     (output,) = LLM(folder, load_format="dummy").generate([[1, 2, 3]], SAMPLING, use_tqdm=False)
     assert len(output.outputs[0].token_ids) == 5
+
+
+@pytest.mark.parametrize("speculative_config", [None, "auto"])
+def test_engines_are_built_with_their_gpu_as_the_threads_current_one(folder, speculative_config, monkeypatch):
+    """Kernels that look at a target's layers, or prepare a drafter's, are launched there."""
+    current, seen = [], {}
+
+    @contextmanager
+    def noted(device):
+        current.append(device)
+        yield
+        current.pop()
+
+    def watched(module, name):
+        function = getattr(module, name)
+
+        def watching(*args, **options):
+            seen[name] = list(current)
+            return function(*args, **options)
+
+        monkeypatch.setattr(module, name, watching)
+
+    monkeypatch.setattr(build, "as_current", noted)
+    watched(build, "_check_activations")
+    watched(build, "steps_on_device")
+    watched(SpeculativeConfig, "control")
+    LLM(folder, load_format="dummy", speculative_config=speculative_config)
+    assert seen == dict.fromkeys(("_check_activations", "steps_on_device", "control"), [CPU])
+    assert current == []
 
 
 def test_made_up_weights_are_the_same_each_time(folder):

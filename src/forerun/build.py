@@ -50,6 +50,7 @@ from forerun.engine.scheduler import Scheduler, SchedulerLimits
 from forerun.errors import ConfigError
 from forerun.executor.device_choice import steps_on_device, with_layers_on_device
 from forerun.executor.hidden_states import HiddenStatesExporter
+from forerun.executor.host_copies import as_current
 from forerun.executor.largest_step import LargestStep, MeasuredDrafter
 from forerun.executor.layer_check import layers_differ
 from forerun.executor.local import LocalExecutor
@@ -128,7 +129,12 @@ def load_target(
     if memory is not None:
         used_before = used_bytes(memory)
         _check_memory(path, settings, memory, dtype=dtype)
-    with loading(settings, memory), _without_collections(), ThreadPoolExecutor(max_workers=1) as thread:
+    with (
+        as_current(device),
+        loading(settings, memory),
+        _without_collections(),
+        ThreadPoolExecutor(max_workers=1) as thread,
+    ):
         tokenizer = _begin_tokenizer(path, settings, thread)
         model: TargetModel
         sharded = None
@@ -315,6 +321,12 @@ def _begin_tokenizer(path: Path, settings: EngineSettings, thread: Executor) -> 
 
 def assemble(settings: EngineSettings, target: LoadedTarget, speculative: SpeculativeConfig) -> BuiltEngine:
     """Put the engine's parts together around a loaded target."""
+    with as_current(target.model.device):
+        return _assemble(settings, target, speculative)
+
+
+def _assemble(settings: EngineSettings, target: LoadedTarget, speculative: SpeculativeConfig) -> BuiltEngine:
+    """See `assemble`, on the thread's current GPU, where triton launches."""
     target, on_device = _place_layers(settings, target, speculative)
     if speculative.needs_exact_target and not target.model.is_batch_invariant:
         logger.info(

@@ -75,6 +75,17 @@ def test_the_number_of_a_gpu_that_is_not_there_is_refused_with_those_that_are():
         choose_device("cuda:2", FakeCuda(gpus=[H200, A100]))
 
 
+def test_a_number_beyond_what_torch_counts_is_not_another_gpus():
+    with pytest.raises(ConfigError, match="got 'cuda:256', but there is 1 GPU; take cuda:0, or set device='cpu'"):
+        choose_device("cuda:256", FakeCuda(gpus=[H200]))
+
+
+@pytest.mark.parametrize("name", ["cuda:-1", "cuda:01", "cuda:", "cuda1", "gpu", "mps", "cpu:1", "CUDA", ""])
+def test_a_name_that_is_no_device_is_refused_with_those_that_are(name):
+    with pytest.raises(ConfigError, match=re.escape(f"device: got {name!r}; may be auto, cpu, cuda or cuda:N")):
+        choose_device(name, FakeCuda(gpus=[H200]))
+
+
 def test_a_second_gpu_is_judged_by_itself():
     with pytest.raises(ConfigError, match="Tesla T4"):
         choose_device("cuda:1", FakeCuda(gpus=[H200, T4]))

@@ -34,6 +34,7 @@ from tests.contract.test_contract import GREEDY, PROMPTS, TIGHT, assert_nothing_
 from tests.engine.test_engine_machine import TINY, EngineMachine, configs, limits, run_machine
 from tests.engine.test_interrupts import interrupting
 from tests.engines import VOCAB_SIZE, tiny_drafter, tiny_llm, tiny_target
+from tests.foreign import few_tokens
 from tests.host_rows import host_rows_llm
 from tests.step_recorder import ClosureRecorder
 
@@ -500,6 +501,54 @@ def test_what_was_noted_of_who_had_a_slot_before_is_not_sent():
     tell(slots)
     assert slots.table.block_table[0, :2].tolist() == [6, 0]
     assert slots.table.draft_sizes[0] == 0
+
+
+@pytest.mark.parametrize("min_tokens", [6, 7, 8])
+def test_a_stop_string_within_accepted_tokens_costs_no_other_request_its_log_probabilities(min_tokens):
+    """The next step was begun before the text was cut, with rows that follow the longer one."""
+    target = replace(tiny_target(), tokenizer=few_tokens())
+    (letter,) = target.tokenizer.encode("b", add_special_tokens=False)
+    prompt, sampling = PROMPTS[1], replace(GREEDY, max_tokens=6, logprobs=1)
+    (alone,) = tiny_llm(target=target).generate([prompt], sampling, use_tqdm=False)
+    llm = tiny_llm(
+        {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1},
+        target=target,
+        device_step=True,
+        verifies_all=True,
+    )
+    # Of ten letters those from the sixth to the ninth are accepted in one step, after which there is no room for a draft.
+    repeated = SamplingParams(
+        temperature=0, max_tokens=10, min_tokens=min_tokens, stop=["b"], allowed_token_ids=[letter]
+    )
+    llm.engine.add_request("repeated", [letter] * 3, repeated)
+    for _ in range(3):
+        llm.engine.step()
+    llm.engine.add_request("other", prompt, sampling)
+    ended = {}
+    while llm.engine.has_work:
+        ended |= {one.request_id: one.outputs[0] for one in llm.engine.step().finished}
+    assert len(ended["repeated"].token_ids) == min_tokens
+    assert ended["other"].token_ids == alone.outputs[0].token_ids
+    for found, expected in zip(ended["other"].logprobs, alone.outputs[0].logprobs, strict=True):
+        assert found.keys() == expected.keys()
+        for token_id, one in found.items():
+            assert one.logprob == pytest.approx(expected[token_id].logprob, abs=1e-4)
+
+
+def test_the_logits_of_a_step_are_not_kept_when_its_log_probabilities_were_read(monkeypatch):
+    """Of a long prompt they are most of a step's memory, and the next step needs as much."""
+    llm = tiny_llm(device_step=True)
+    launch, begun, kept = llm.executor._launch, [], []
+
+    def watched(*args):
+        kept.extend(before.outputs for before in begun if before.result is not None)
+        begun.append(launch(*args))
+        return begun[-1]
+
+    monkeypatch.setattr(llm.executor, "_launch", watched)
+    llm.generate(PROMPTS[:2], replace(GREEDY, max_tokens=4, logprobs=1, prompt_logprobs=1), use_tqdm=False)
+    assert len(kept) > 3
+    assert all(outputs.logits is None and outputs.candidates is None for outputs in kept)
 
 
 def test_steps_are_computed_with_their_gpu_as_the_threads_current_one(monkeypatch):

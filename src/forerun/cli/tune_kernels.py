@@ -51,6 +51,7 @@ def tune_kernels(
         forerun tune-kernels smollm2-135m --output h200.json
     """
     from forerun.config.device import OR_CPU, check_triton, choose_device
+    from forerun.executor.host_copies import as_current
     from forerun.ops.cuda.system import InstalledCuda
 
     if rounds < 1:
@@ -66,9 +67,9 @@ def tune_kernels(
     loading.pull_if_needed(model)
     from forerun.ops.cuda.kernels.meter import CudaMeter
 
-    tuned = tune_model(
-        store.resolve_model(model), CudaMeter(chosen), system, index=chosen.index or 0, output=output, rounds=rounds
-    )
+    path, index = store.resolve_model(model), chosen.index or 0
+    with as_current(chosen):
+        tuned = tune_model(path, CudaMeter(chosen), system, index=index, output=output, rounds=rounds)
     print(json.dumps(tuned) if json_output else f"wrote {tuned['file']}, digest {tuned['digest']}")
 
 

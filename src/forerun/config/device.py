@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import re
 
 import torch
 
@@ -30,17 +31,14 @@ def choose_device(name: str, system: CudaSystem) -> torch.device:
     """
     if name == "auto":
         return _best_device(system)
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = None
-    if device is None or device.type not in ("cpu", "cuda"):
+    found = re.fullmatch(r"cpu(?::0)?|cuda(?::(?P<index>0|[1-9]\d*))?", name, re.ASCII)
+    if found is None:
         raise ConfigError(f"device: got {name!r}; may be auto, cpu, cuda or cuda:N")
-    if device.type == "cuda":
-        problem = _problem(system, device.index or 0)
+    if name.startswith("cuda"):
+        problem = _problem(system, int(found["index"] or 0))  # torch keeps eight bits of it
         if problem is not None:
             raise ConfigError(f"device: got {name!r}, but {problem}{OR_CPU}")
-    return device
+    return torch.device(name)
 
 
 def check_triton(system: CudaSystem, *, needed_by: str) -> None:
@@ -94,7 +92,7 @@ def _problem(system: CudaSystem, index: int) -> str | None:
         hidden = "" if visible is None else f" (CUDA_VISIBLE_DEVICES is {visible!r})"
         return f"the driver shows no GPU{hidden}; look what nvidia-smi lists"
     if index >= count:
-        return f"there {'is 1 GPU' if count == 1 else f'are {count} GPUs'}; take one of cuda:0 to cuda:{count - 1}"
+        return "there is 1 GPU; take cuda:0" if count == 1 else f"there are {count} GPUs; take one of cuda:0 to cuda:{count - 1}"
     return _too_old(system.gpu(index))
 
 

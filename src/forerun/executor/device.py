@@ -17,6 +17,7 @@ from forerun.core.batch import CandidateTensors
 from forerun.core.draft import NO_DRAFT, Draft
 from forerun.core.stats import StepTimes
 from forerun.core.step import (
+    UNKNOWN_TOKEN,
     EndedSequence,
     PendingResult,
     PlannedSequence,
@@ -384,13 +385,17 @@ class DeviceExecutor(LocalExecutor):
             times.launch = 0.0  # what it took was computing
         elif launch.before is not None:
             times.idle = launch.span.idle_since(launch.before)
+        launch.outputs = replace(launch.outputs, logits=None, candidates=None)  # the engine keeps the launch until the next
         launch.result = StepResult(sequences=results, times=times, num_failed_drafts=self._num_failed_drafts)
 
     def _settle_computed(self, plan: StepPlan, states: list[SequenceState]) -> PreparedStep:
-        """See `_settle`, of rows that were computed, whose tokens nobody asks for: without drafts most steps are as planned."""
+        """See `_settle`, of rows that were computed, whose tokens nobody asks for: without drafts most steps are as planned.
+
+        Texts may have been cut since, where a stop string ended them within what the step before gave.
+        """
         if all(_is_as_planned(planned, state) for planned, state in zip(plan.sequences, states, strict=True)):
             return PreparedStep(plan.sequences, plan.rows, states, [NO_DRAFT] * len(states))
-        return self._settle(plan, states)
+        return self._settle(plan, states, lambda planned, _state: [UNKNOWN_TOKEN] * planned.num_tail)
 
     def _take_drafts(
         self, launch: Launch, step: PreparedStep, results: Listing[SequenceResult], drafts: Listing[Draft]

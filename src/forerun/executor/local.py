@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Listing
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
@@ -78,6 +78,11 @@ class PreparedStep:
 
 
 logger = logging.getLogger(__name__)
+
+
+def committed_tail(planned: PlannedSequence, state: SequenceState) -> list[int]:
+    """The committed tokens that a planned sequence's rows begin with."""
+    return state.sequence.tokens_between(planned.start, planned.start + planned.num_tail)
 
 
 class LocalExecutor:
@@ -322,8 +327,13 @@ class LocalExecutor:
         if plan.is_pending and plan.number != self._last_number + 1:
             raise RuntimeError("the result of a step was lost while the next was planned; abort the requests in flight")
 
-    def _settle(self, plan: StepPlan, known: Listing[SequenceState]) -> PreparedStep:
-        """The plan as it is, or with the rows that pending sequences really have."""
+    def _settle(
+        self,
+        plan: StepPlan,
+        known: Listing[SequenceState],
+        tail_of: Callable[[PlannedSequence, SequenceState], list[int]] = committed_tail,
+    ) -> PreparedStep:
+        """The plan as it is, or with the rows that pending sequences really have, which begin with the tokens of `tail_of`."""
         is_as_planned = not plan.is_pending
         states: list[SequenceState] = []
         drafts: list[Draft] = []
@@ -340,10 +350,7 @@ class LocalExecutor:
             for planned, state, draft in zip(plan.sequences, states, drafts, strict=True)
         ]
         drafts = [draft if planned.reaches_end else NO_DRAFT for planned, draft in zip(sequences, drafts, strict=True)]
-        tails = [
-            state.sequence.tokens_between(planned.start, planned.start + planned.num_tail)
-            for planned, state in zip(sequences, states, strict=True)
-        ]
+        tails = [tail_of(planned, state) for planned, state in zip(sequences, states, strict=True)]
         return PreparedStep(sequences, lay_out(sequences, tails, drafts, block_size=plan.block_size), states, drafts)
 
     def _rewind(self, state: SequenceState, num_tokens: int) -> SequenceState:

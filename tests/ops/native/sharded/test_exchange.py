@@ -167,6 +167,14 @@ def test_a_failed_call_ends_the_group_and_says_why_later_ones_fail(ranks):
         ranks[0].post("more")
 
 
+def test_a_step_that_finds_no_memory_ends_the_group_with_what_to_lower(ranks):
+    leader = Leader(ranks[0])
+    with pytest.raises(torch.OutOfMemoryError), leader:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB")
+    with pytest.raises(WorkerError, match=r"rank 0: device memory: a step did not fit \(2.50 GiB.*lower gpu_memory"), leader:
+        ranks[0].post("more")
+
+
 def test_memory_that_the_system_does_not_give_is_an_error_with_its_size(monkeypatch):
     def refuse(*_):
         raise OSError(28, "No space left on device")

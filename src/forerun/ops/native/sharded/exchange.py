@@ -19,6 +19,7 @@ from torch import Tensor
 
 from forerun.core.batch import MOST_CANDIDATES
 from forerun.errors import ConfigError, WorkerError
+from forerun.ops.cuda.failures import device_failure
 from forerun.ops.native.library import Kernels
 from forerun.ops.native.sharded.messages import FIRST_FREE_NUMBER, Drop
 from forerun.ops.native.structs import GROUP_FLAGS_BYTES, ExchangeStruct
@@ -246,7 +247,8 @@ class Leader:
             self._is_explained.wait(EXPLAINED_S)  # a broken exchange is noticed before the end of a process
             raise WorkerError(self.end_message()) from None
         self.exchange.end(0)
-        self.explain(f"rank 0 was interrupted ({type(error).__name__})")
+        failure = device_failure(error)
+        self.explain(f"rank 0 was interrupted ({type(error).__name__})" if failure is None else f"rank 0: {failure}")
 
     def explain(self, reason: str) -> None:
         """Say why the group has ended; the first reason stands."""
