@@ -92,7 +92,11 @@ def _problem(system: CudaSystem, index: int) -> str | None:
         hidden = "" if visible is None else f" (CUDA_VISIBLE_DEVICES is {visible!r})"
         return f"the driver shows no GPU{hidden}; look what nvidia-smi lists"
     if index >= count:
-        return "there is 1 GPU; take cuda:0" if count == 1 else f"there are {count} GPUs; take one of cuda:0 to cuda:{count - 1}"
+        return (
+            "there is 1 GPU; take cuda:0"
+            if count == 1
+            else f"there are {count} GPUs; take one of cuda:0 to cuda:{count - 1}"
+        )
     return _too_old(system.gpu(index))
 
 

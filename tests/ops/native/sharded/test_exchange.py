@@ -171,7 +171,10 @@ def test_a_step_that_finds_no_memory_ends_the_group_with_what_to_lower(ranks):
     leader = Leader(ranks[0])
     with pytest.raises(torch.OutOfMemoryError), leader:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB")
-    with pytest.raises(WorkerError, match=r"rank 0: device memory: a step did not fit \(2.50 GiB.*lower gpu_memory"), leader:
+    with (
+        pytest.raises(WorkerError, match=r"rank 0: device memory: a step did not fit \(2.50 GiB.*lower gpu_memory"),
+        leader,
+    ):
         ranks[0].post("more")
 
 
