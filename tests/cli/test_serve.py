@@ -146,6 +146,8 @@ def test_keys_may_be_given_in_the_environment_and_several_times(
         (" ", "api_key: got an empty one; give a key"),
         ("secret\n", "begins or ends with white space"),
         (" secret", "begins or ends with white space"),
+        ("sécret", "other characters than printable ASCII"),
+        ("a\tb", "other characters than printable ASCII"),
     ],
 )
 def test_a_key_that_no_request_can_bear_does_not_open_the_server_and_is_not_shown(

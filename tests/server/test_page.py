@@ -297,6 +297,13 @@ def test_where_another_answer_is_refused_the_one_before_stays():
     assert log == [["you", 2], ["assistant", 3]] * 2
 
 
+def test_after_an_empty_answer_turns_still_alternate():
+    code = 'await ask("one"); await ask("two"); await again(); await ask("three"); return bodies.map((body) => body.messages.map((message) => [message.role, message.content]))'
+    bodies = evaluate(TALK + code, [{"answer": ""}, {"answer": "good"}, {"answer": ""}, {"answer": "yes"}])
+    one, two = [["user", "one"], ["assistant", ""]], [["user", "two"]]
+    assert bodies == [[["user", "one"]], one + two, one + two, [*one, *two, ["assistant", ""], ["user", "three"]]]
+
+
 def test_an_empty_field_sends_nothing():
     code = '$("most").value = "8"; $("temperature").value = "0"; await ask("one"); $("most").value = $("temperature").value = "";'
     code += 'await ask("two"); return bodies.map((body) => [body.max_tokens ?? null, body.temperature ?? null])'

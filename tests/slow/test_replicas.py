@@ -6,6 +6,7 @@ python -m benchmarks.peers install ray
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import time
@@ -111,6 +112,28 @@ def test_a_replica_that_is_killed_fails_its_own_requests_only_and_is_replaced(se
     assert len(load.failures) <= 4  # as many as there are clients: each had one request under way
     assert all(status in (0, 200, 500, 503) for status, _ in load.failures), load.failures
     assert survivor.is_running()
+
+
+@needs_two_cores
+def test_a_replica_that_hangs_is_left_out_of_the_metrics(service):
+    wait_until(lambda: len(service.replicas()) == 2, seconds=60, what="no two replicas")
+    hanging = service.replicas()[0]
+    hanging.suspend()
+    try:
+        answered = []
+
+        def reaches_the_other():
+            try:
+                status, body = service.ask("/metrics", timeout=8)
+            except TimeoutError:  # it was sent to the one that hangs
+                return False
+            answered.append(status)
+            return status == 200 and len(set(re.findall(r'engine="(\d+)"', body))) == 1
+
+        wait_until(reaches_the_other, seconds=60, what="no metrics of the other replica")
+    finally:
+        hanging.resume()
+    assert set(answered) == {200}
 
 
 def looked_up(service):

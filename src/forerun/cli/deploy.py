@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -16,6 +17,7 @@ from forerun.deploy.ray.options import ServiceOptions
 from forerun.errors import ConfigError
 from forerun.server.options import ServerOptions
 
+ROUTE_PREFIX = re.compile(r"/|(/[^/{}\s]+)+")
 Proxies = Literal["HeadOnly", "EveryNode"]
 
 
@@ -45,8 +47,12 @@ class ClusterOptions:
             raise ConfigError(f"cpus_per_replica: got {self.cpus_per_replica:g}; must be above 0")
         if not self.gpus_per_replica >= 0:
             raise ConfigError(f"gpus_per_replica: got {self.gpus_per_replica:g}; must be 0 or more")
-        if not self.route_prefix.startswith("/"):
-            raise ConfigError(f"route_prefix: got {self.route_prefix!r}; must begin with /")
+        if not ROUTE_PREFIX.fullmatch(self.route_prefix):
+            raise ConfigError(
+                f"route_prefix: got {self.route_prefix!r}; must be / or begin with one, not end with one, and have no braces"
+            )
+        if not self.name.strip():
+            raise ConfigError("name: got an empty one; give a name, or leave it out for that of forerun's own")
 
 
 CLUSTER, REPLICAS = ClusterOptions(), ServiceOptions()

@@ -92,3 +92,8 @@ class ServerOptions:
                 "api_key: got one that begins or ends with white space, which headers drop, so that no request could bear it; "
                 "leave it out there"
             )
+        if any(not (key.isascii() and key.isprintable()) for key in self.api_key):
+            raise ConfigError(
+                "api_key: got one with other characters than printable ASCII, which clients cannot put into a header; "
+                "give another key"
+            )

@@ -155,7 +155,7 @@ class Server:
         if self._options.watch_head is not None:
             watch = WatchedHead(model, self._options.watch_head, report=self._report)
             self._watching = asyncio.get_running_loop().create_task(watch.run())
-        self._report(f"ready: http://{_url_host(self._options.host)}:{self.port} (Ctrl-C stops)")
+        self._report(f"ready: http://{url_host(self._options.host)}:{self.port} (Ctrl-C stops)")
         self.is_ready.set()
 
 
@@ -284,5 +284,6 @@ def log_stats() -> None:
         logger.propagate = False
 
 
-def _url_host(host: str) -> str:
+def url_host(host: str) -> str:
+    """A host as it stands in a URL: an address of IPv6 in brackets."""
     return f"[{host}]" if ":" in host else host

@@ -20,7 +20,7 @@ from tests.contract.drafters import CASES, OWN_KV, REPRESENTATIVE, usually
 from tests.contract.test_bit_identical import reported, sampling_of
 from tests.contract.test_contract import PROMPTS, assert_nothing_is_held
 from tests.deploy.disaggregated.in_one_process import disaggregated, needs_shared_memory
-from tests.engines import engine_of, native_target, tiny_llm
+from tests.engines import engine_of, native_target, storage, tiny_llm
 from tests.native import needs_kernels
 
 pytestmark = [needs_kernels, needs_shared_memory]
@@ -68,6 +68,25 @@ def test_the_drafts_are_those_of_an_engine_that_has_read_the_prompt_itself(name)
     assert output.speculation == alone.speculation
     assert own
     assert all(cache.places == tuple(range(len(prompt[:-1]) // 4)) for cache in own)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 2])
+def test_hidden_states_are_saved_by_the_engine_that_answers_alone(num_tokens, tmp_path):
+    """The other's request ends with its first token, by the length where a prompt leaves room for no more."""
+    config = {
+        "method": "extract_hidden_states",
+        "num_speculative_tokens": 1,
+        "draft_model_config": {"hf_config": {"eagle_aux_hidden_state_layer_ids": [1]}},
+    }
+    folders = [tmp_path / "answers", tmp_path / "reads"]
+    answers, reads = ({"kv_transfer_config": storage(folder)} for folder in folders)
+    length = len(LONG[0]) + num_tokens
+    with disaggregated(config, target=native_target(), max_model_len=length, prefill=reads, **answers) as (llm, engine):
+        sampling = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
+        (output,) = llm.generate([LONG[0]], sampling, use_tqdm=False)
+        assert engine.transfers.num_prompts == 1
+    assert [len(list(folder.glob("*.safetensors"))) for folder in folders] == [1, 0]
+    assert output.kv_transfer_params["hidden_states_path"].startswith(str(folders[0]))
 
 
 def test_what_is_cached_here_is_not_sent_again_and_short_prompts_are_not_sent_at_all():

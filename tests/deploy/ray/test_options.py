@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from forerun.cli.app import main
+from forerun.cli.deploy import ClusterOptions
 from forerun.deploy.ray.options import ReplicaOptions, threads_per_replica
 from forerun.deploy.ray.planned_drafts import planned_methods
 from forerun.deploy.ray.replica import ReplicaSpec
@@ -46,6 +47,29 @@ PLAIN = replace(SPEC, settings=SPEC.settings | {"speculative_config": None})
 def test_options_that_do_not_go_together_are_refused(options, message):
     with pytest.raises(ConfigError, match=message):
         ReplicaOptions(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"name": " "}, "name: got an empty one; give a name, or leave it out"),
+        ({"route_prefix": "llm"}, "route_prefix: got 'llm'; must be / or begin with one, not end with one"),
+        ({"route_prefix": "/llm/"}, "route_prefix: got '/llm/'; must be / or begin with one, not end with one"),
+        ({"route_prefix": "//"}, "route_prefix: got '//'"),
+        ({"route_prefix": "/{path}"}, "have no braces"),
+        ({"route_prefix": ""}, "route_prefix: got ''"),
+        ({"cpus_per_replica": 0}, "above 0"),
+        ({"gpus_per_replica": -1}, "0 or more"),
+    ],
+)
+def test_places_on_a_cluster_that_cannot_be_are_refused(options, message):
+    with pytest.raises(ConfigError, match=message):
+        ClusterOptions(**options)
+
+
+@pytest.mark.parametrize("prefix", ["/", "/llm", "/llm/small-1.0"])
+def test_a_service_may_answer_below_a_path(prefix):
+    assert ClusterOptions(route_prefix=prefix).route_prefix == prefix
 
 
 def test_cores_are_shared_out_among_all_replicas_that_there_may_be():

@@ -88,8 +88,10 @@ def test_a_long_system_text_is_shared_whatever_line_of_each_request_stands_befor
     assert num_shared(sent(1, "a"), sent(1, "a", text="#" + TEXT)) == 0
 
 
-def test_an_input_that_is_a_text_is_known_as_a_text_is():
-    assert prefix(input=TEXT).digests == prefix(prompt=TEXT).digests
+def test_an_input_that_is_a_text_is_what_a_user_says():
+    alone = prefix(input=TEXT, instructions="Be kind.")
+    assert alone.digests == prefix(input=[{"role": "user", "content": TEXT}], instructions="Be kind.").digests
+    assert num_shared(alone, prefix(input=TEXT, instructions="Be brief.")) == 0
 
 
 def test_of_several_prompts_the_first_counts():

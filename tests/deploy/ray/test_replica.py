@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import sys
+from types import SimpleNamespace
 
 import pytest
 
 from forerun.core.outputs import CompletionOutput, RequestOutput
+from forerun.deploy.ray import replica as replicas
+from forerun.deploy.ray.fleet_metrics import ReplicaMetrics
 from forerun.deploy.ray.load_meter import LoadMeter, ReplicaCounts
 from forerun.deploy.ray.replica import EngineReplica
 from forerun.engine.stats import Counter, Gauge
-from forerun.server.metrics import ServerMetrics
+from forerun.server.metrics import ServerMetrics, expose
 from forerun.server.options import ServerOptions
 
 
@@ -60,6 +65,66 @@ def test_an_engine_that_does_not_answer_reports_no_counters(engine, stats):
     assert stats()["finished"] == 1
     engine.is_silent = True
     assert stats() == {}
+
+
+class Answer:
+    """What Ray's handle gives of one replica."""
+
+    def __init__(self, answer):
+        self._answer = answer
+
+    async def get_async(self):
+        if self._answer is None:
+            await asyncio.sleep(60)
+        if isinstance(self._answer, Exception):
+            raise self._answer
+        return self._answer
+
+
+@pytest.fixture
+def metrics_of(engine, monkeypatch):
+    """The metrics that a replica of rank 0 answers with, of a service whose replicas answer so to it."""
+
+    def read(answers):
+        class Asked:
+            async def _fetch_replica_results_async(self):
+                if answers is None:
+                    await asyncio.sleep(60)
+                return [Answer(one) for one in answers]
+
+        serve = SimpleNamespace(
+            get_replica_context=lambda: SimpleNamespace(
+                rank=SimpleNamespace(rank=0), replica_tag="a", deployment="engine", app_name="forerun"
+            ),
+            get_deployment_handle=lambda *_: SimpleNamespace(broadcast=lambda _name: Asked()),
+        )
+        monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(serve=serve))
+        monkeypatch.setattr(replicas, "MOST_WAIT_S", 0.1)
+        replica = EngineReplica.__new__(EngineReplica)
+        replica.model = engine
+        text = asyncio.run(replica.read_all_metrics()).decode()
+        return re.findall(r'^vllm:num_requests_running{engine="(\d+)".*} (\S+)$', text, re.M)
+
+    return read
+
+
+def other(rank, replica):
+    text = expose(ServerMetrics("model"), [Gauge("vllm:num_requests_running", 7)]).decode()
+    return ReplicaMetrics(rank, replica, text)
+
+
+@pytest.mark.parametrize(
+    ("answers", "expected"),
+    [
+        ([other(1, "b"), None], [("0", "0.0"), ("1", "7.0")]),
+        ([RuntimeError("it ends"), other(2, "c")], [("0", "0.0"), ("2", "7.0")]),
+        ([other(0, "a"), other(1, "b")], [("0", "7.0"), ("1", "7.0")]),
+        (None, [("0", "0.0")]),
+    ],
+    ids=["silent", "failing", "all", "Ray is silent"],
+)
+def test_the_metrics_of_a_service_leave_out_those_who_do_not_answer(metrics_of, answers, expected):
+    assert metrics_of(answers) == expected
 
 
 @pytest.mark.parametrize("reason", ["abort", "error"])

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -37,6 +40,41 @@ def deployed(monkeypatch):
     monkeypatch.setattr(service, "RayService", Service)
     monkeypatch.setattr(service, "_when_stopped", threading.Event)
     return specs
+
+
+def test_a_service_that_ends_waits_for_its_requests_however_long_they_take(monkeypatch):
+    """Ray itself would wait for a minute."""
+    deleted, states = [], ["DELETING"] * 300
+
+    def delete(name, *, _blocking):
+        assert not _blocking
+        deleted.append(name)
+
+    def status():
+        alive = {"mine": SimpleNamespace(message="", deployments={}, status=SimpleNamespace(value=states.pop()))}
+        return SimpleNamespace(applications=alive if states else {})
+
+    modules = {
+        "ray": SimpleNamespace(serve=SimpleNamespace(delete=delete, status=status)),
+        "ray.exceptions": SimpleNamespace(RayError=RuntimeError),
+        "ray.serve": SimpleNamespace(),
+        "ray.serve.exceptions": SimpleNamespace(RayServeException=RuntimeError),
+    }
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(service, "check_ray", lambda: None)
+    monkeypatch.setattr(service, "POLL_S", 0.0)
+    service.RayService("mine").delete()
+    assert (deleted, states) == (["mine"], [])
+
+
+def test_the_line_that_says_where_a_service_is_has_a_url_for_ipv6_too(deployed, monkeypatch):
+    monkeypatch.setattr(service.RayService, "watch", lambda *_: None)
+    monkeypatch.setattr(service.RayService, "deploy", lambda *_, **__: None)
+    lines = []
+    spec = ReplicaSpec(settings={"model": "m"}, options=ServerOptions(host="::1", port=0), version="1")
+    service.serve_here(spec, ReplicaOptions(replicas=1), report=lines.append)
+    assert re.fullmatch(r"ready: http://\[::1\]:\d+ \(Ctrl-C stops\)", lines[-1])
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])

@@ -42,6 +42,7 @@ class PrefillServer:
 
     def __init__(self, llm: LLM, channel: Channel) -> None:
         self._llm = llm
+        self._llm.engine.parts.processor.files = None  # hidden states are saved where the request is answered
         self._channel = channel
         self._reading: dict[str, _Reading] = {}
 

@@ -73,10 +73,12 @@ def _prefix_of(fields: Any) -> PromptPrefix | None:
         return None
     salt = fields.get("cache_salt")
     root = root_digest(salt if isinstance(salt, str) else None)
-    for name in ("messages", "input"):
-        if isinstance(said := fields.get(name), list):
+    for said in (fields.get("messages"), fields.get("input")):
+        if isinstance(said, list):
             return _of_text(root, _conversation(said, fields))
-    match fields.get("prompt", fields.get("input")):
+        if isinstance(said, str):  # of a user, to Responses
+            return _of_text(root, _conversation([{"role": "user", "content": said}], fields))
+    match fields.get("prompt"):
         case str(text) | [str(text), *_]:
             return _of_text(root, text.encode("utf-8", "surrogatepass"))
         case [int(), *_] as token_ids:

@@ -24,7 +24,7 @@ from forerun.llm import LLM
 from forerun.server.app import REQUEST_ID, SANE_ID, build_app
 from forerun.server.metrics import expose
 from forerun.server.options import ServerOptions
-from forerun.server.serve import SWITCH_INTERVAL_S
+from forerun.server.serve import SWITCH_INTERVAL_S, log_stats
 from forerun.server.served_model import ServedModel
 
 MOST_WAIT_S = 4.0  # for other replicas' metrics; each waits up to 3 s for its engine
@@ -54,6 +54,8 @@ class EngineReplica:
     async def __init__(self, spec: ReplicaSpec) -> None:  # type: ignore[misc]  # Ray awaits it
         check_same_version(spec.version)
         sys.setswitchinterval(SWITCH_INTERVAL_S)
+        if not spec.options.disable_log_stats:
+            log_stats()
         self._options, self._host = spec.options, spec.host
         self.model = await asyncio.to_thread(lambda: ServedModel(LLM(**spec.settings), spec.options))
         gc.collect()
@@ -109,8 +111,18 @@ class EngineReplica:
 
         context = serve.get_replica_context()
         handle = serve.get_deployment_handle(context.deployment, context.app_name)
-        answers = await handle.broadcast("own_metrics").results_async(timeout_s=MOST_WAIT_S, return_exceptions=True)
-        return together([one for one in answers if isinstance(one, ReplicaMetrics)])
+        asked = handle.broadcast("own_metrics")
+        own, others = await asyncio.gather(self.own_metrics(), _each_answer(asked), return_exceptions=True)
+        # asked for all answers together (`results_async`), Ray gives none where one is late
+        answers = [own, *([] if isinstance(others, BaseException) else others)]
+        return together(list({one.replica: one for one in answers if isinstance(one, ReplicaMetrics)}.values()))
+
+
+async def _each_answer(asked: Any) -> list[Any]:
+    """What each replica answers to a broadcast within seconds, or the exception that says why not."""
+    results = await asyncio.wait_for(asked._fetch_replica_results_async(), MOST_WAIT_S)
+    answers = (asyncio.wait_for(one.get_async(), MOST_WAIT_S) for one in results)
+    return await asyncio.gather(*answers, return_exceptions=True)
 
 
 class RequestId:

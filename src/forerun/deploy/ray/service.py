@@ -226,16 +226,21 @@ class RayService:
         is another, those that stay are left alone.
 
         Raises:
+            ConfigError: Ray refuses the application's name or prefix.
             ModelError: replicas could not start, or were not healthy in time; a new service is removed then.
         """
         from ray import serve
         from ray.serve.api import RunTarget
+        from ray.serve.exceptions import RayServeException
 
         is_new = self.state()[0] == NOT_STARTED
         deployment = serve.deployment(**settings)(serve.ingress()(EngineReplica))
         deployment = deployment.options(version=_fingerprint(spec, settings), _internal=True)
         target = RunTarget(target=deployment.bind(spec), name=self.name, route_prefix=route_prefix)
-        serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
+        try:
+            serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
+        except RayServeException as error:  # another application answers at its prefix, say
+            raise ConfigError(f"--name {self.name} --route-prefix {route_prefix}: {_reason(str(error))}") from error
         deadline = time.monotonic() + timeout
         while not stopped.wait(POLL_S):
             state, message = self.state()
@@ -281,11 +286,15 @@ class RayService:
             last = state
 
     def delete(self) -> None:
-        """Take the application away; requests that run may finish."""
+        """Take the application away, and wait until it is: requests that run may finish, for as long as its replicas let them."""
         from ray import serve
+        from ray.exceptions import RayError
+        from ray.serve.exceptions import RayServeException
 
-        with suppress(Exception):  # Ray is gone
-            serve.delete(self.name)
+        with suppress(RayError, RayServeException, ConnectionError):  # Ray is gone
+            serve.delete(self.name, _blocking=False)  # it would wait for a minute, however long they have
+            while self.state()[0] != NOT_STARTED:
+                time.sleep(POLL_S)
 
     def close(self) -> None:
         """Leave Ray; where this process started it, the service ends orderly, and Ray with it."""
@@ -305,7 +314,7 @@ def serve_here(spec: ReplicaSpec, options: ReplicaOptions, *, report: Callable[[
         ConfigError: Ray is absent, there are more replicas than cores, or the address cannot be listened on.
         ModelError: the replicas do not start.
     """
-    from forerun.server.serve import listen  # the extra "serve"
+    from forerun.server.serve import listen, url_host  # the extra "serve"
 
     num_cores = num_processors()
     threads = threads_per_replica(options, num_cores)
@@ -321,7 +330,7 @@ def serve_here(spec: ReplicaSpec, options: ReplicaOptions, *, report: Callable[[
         spec = replace(spec, host=spec.options.host)
         service.deploy(spec, settings, timeout=options.replica_start_timeout, stopped=stopped)
         if not stopped.is_set():
-            report(f"ready: http://{spec.options.host}:{port} (Ctrl-C stops)")
+            report(f"ready: http://{url_host(spec.options.host)}:{port} (Ctrl-C stops)")
             service.watch(stopped)
     finally:
         service.close()
