@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -432,6 +433,80 @@ def test_threads_that_share_one_take_turns():
         assert list(threads.map(write, range(len(prompts)))) == expected
     assert_nothing_is_held(llm)
     assert not llm._deltas
+
+
+@pytest.fixture
+def ctrl_c(monkeypatch):
+    """An LLM whose steps are interrupted by signals, so many in the one whose number is given; and where it says so."""
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored, where a shell started the tests
+    llm, interrupts, steps = tiny_llm(), {}, []
+    step = llm.engine.step
+
+    def interrupted():
+        steps.append("begun")
+        for _ in range(interrupts.get(len(steps), 0)):
+            signal.raise_signal(signal.SIGINT)
+        found = step()
+        steps[-1] = "whole"
+        return found
+
+    monkeypatch.setattr(llm.engine, "step", interrupted)
+    yield llm, interrupts, steps
+    signal.signal(signal.SIGINT, handler)
+
+
+def test_an_interrupt_waits_for_the_end_of_a_step_and_open_streams_lose_nothing(ctrl_c):
+    llm, interrupts, steps = ctrl_c
+    stream = llm.stream([[3, 4, 5]], GREEDY)
+    interrupts |= {2: 1, 4: 1}
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate([[6, 7]], GREEDY, use_tqdm=False)
+    assert set(steps) == {"whole"}
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    streamed = [token_id for delta in stream for token_id in delta.token_ids]
+    (alone,) = llm.generate([[3, 4, 5]], GREEDY, use_tqdm=False)
+    assert streamed == alone.outputs[0].token_ids
+    assert_nothing_is_held(llm)
+
+
+def test_a_second_interrupt_does_not_wait(ctrl_c):
+    llm, interrupts, steps = ctrl_c
+    interrupts[1] = 2
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate([[6, 7]], GREEDY, use_tqdm=False)
+    assert steps == ["begun"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_an_interrupt_while_requests_are_forgotten_leaves_none_of_them(ctrl_c, monkeypatch):
+    llm, interrupts, _ = ctrl_c
+    interrupts[3] = 1
+    abort, aborted = llm.engine.abort, []
+
+    def interrupting(request_id):
+        aborted.append(request_id)
+        if len(aborted) == 1:
+            signal.raise_signal(signal.SIGINT)
+        return abort(request_id)
+
+    monkeypatch.setattr(llm.engine, "abort", interrupting)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate([[6, 7], [8, 9], [3, 4]], GREEDY, use_tqdm=False)
+    assert len(aborted) == 3
+    assert_nothing_is_held(llm)
+
+
+def test_a_processor_of_logits_that_asks_its_own_llm_fails_with_the_reason():
+    llm = tiny_llm()
+
+    def asks(_ids, logits):
+        llm.generate([[3]], GREEDY, use_tqdm=False)
+        return logits
+
+    (output,) = llm.generate([[6, 7]], replace(GREEDY, logits_processors=[asks]), use_tqdm=False)
+    assert "called within one of its own steps" in output.error
+    assert_nothing_is_held(llm)
 
 
 def test_no_prompt_gives_no_output():

@@ -5,13 +5,16 @@ from __future__ import annotations
 import itertools
 import logging
 import numbers
+import signal
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from threading import RLock
+from threading import RLock, current_thread, main_thread
+from types import FrameType
 from typing import Any
 
 from torch import Tensor
@@ -286,8 +289,8 @@ class LLM:
                     bar.update(len(ended))
             return [self._finished[request_id] for request_id in request_ids]
         finally:
-            for request_id in request_ids:
-                self._forget(request_id)
+            self._dropped += request_ids
+            self._forget_dropped()
 
     def chat(
         self,
@@ -350,6 +353,10 @@ class LLM:
         self, prompts: Sequence[Prompt], sampling_params: SamplingParams | Sequence[SamplingParams] | None
     ) -> list[str]:
         """Queue all prompts, or none if one of them does not fit."""
+        if self._is_stepping:  # in this thread: others wait for their turn
+            raise RequestError(
+                "LLM: called within one of its own steps, by a drafter or a logits processor, say; load another one for that"
+            )
         given = self.get_default_sampling_params() if sampling_params is None else sampling_params
         params = _one_per_prompt(given, len(prompts))
         request_ids: list[str] = []
@@ -358,15 +365,15 @@ class LLM:
                 request_id = str(next(self._ids))
                 text, ids, salt = self._tokens(prompt)
                 request_ids.append(request_id)
-                self._client.accept(
-                    EngineRequest(
-                        request_id=request_id, prompt_ids=ids, sampling=sampling, prompt=text, cache_salt=salt
-                    )
+                request = EngineRequest(
+                    request_id=request_id, prompt_ids=ids, sampling=sampling, prompt=text, cache_salt=salt
                 )
-                self._client.submit(request_id)
+                with _interrupts_held_back():
+                    self._client.accept(request)
+                    self._client.submit(request_id)
         except BaseException:
-            for request_id in request_ids:
-                self._forget(request_id)
+            self._dropped += request_ids
+            self._forget_dropped()
             raise
         return request_ids
 
@@ -389,17 +396,18 @@ class LLM:
     def _pump(self) -> None:
         """Run one step and put what it gave where its reader looks."""
         self._client.wait_for_files()
-        self._is_stepping = True
-        try:
-            output = self._client.step()
-            for delta in output.deltas:
-                if delta.request_id in self._deltas:
-                    self._deltas[delta.request_id].append(delta)
-            for finished in output.finished:
-                self._finished[finished.request_id] = finished
-        finally:
-            self._is_stepping = False
-            self._forget_dropped()
+        with _interrupts_held_back():
+            self._is_stepping = True
+            try:
+                output = self._client.step()
+                for delta in output.deltas:
+                    if delta.request_id in self._deltas:
+                        self._deltas[delta.request_id].append(delta)
+                for finished in output.finished:
+                    self._finished[finished.request_id] = finished
+            finally:
+                self._is_stepping = False
+                self._forget_dropped()
 
     def _read_stream(self, request_ids: list[str]) -> Generator[StreamDelta, None, None]:
         """Deltas of these requests, as steps give them, after one that says nothing; streams may be read in turn."""
@@ -427,8 +435,9 @@ class LLM:
                     self._turn.release()
 
     def _forget_dropped(self) -> None:
-        while self._dropped:
-            self._forget(self._dropped.popleft())
+        with _interrupts_held_back():
+            while self._dropped:
+                self._forget(self._dropped.popleft())
 
     def _forget(self, request_id: str) -> None:
         """Drop all traces of a request, aborting it if it still runs; its files are complete then."""
@@ -437,6 +446,32 @@ class LLM:
         finished = self._finished.pop(request_id, None)
         if finished is not None:
             self._client.finish_files(finished)
+
+
+@contextmanager
+def _interrupts_held_back() -> Iterator[None]:
+    """Let Ctrl-C interrupt at the end of what is done here, so that no other request loses anything; a second one does at once.
+
+    Only the main thread is ever interrupted so.
+    """
+    handler = signal.getsignal(signal.SIGINT) if current_thread() is main_thread() else None
+    if not callable(handler):
+        yield
+        return
+    came: list[tuple[int, FrameType | None]] = []
+
+    def hold_back(number: int, frame: FrameType | None) -> None:
+        came.append((number, frame))
+        if len(came) > 1:
+            handler(number, frame)
+
+    signal.signal(signal.SIGINT, hold_back)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if len(came) == 1:
+            handler(*came[0])
 
 
 def _drain(queue: deque[StreamDelta]) -> Iterator[StreamDelta]:

@@ -92,7 +92,7 @@ def test_a_text_that_a_drafter_has_drafted_into_is_cut_back_and_the_draft_droppe
     sequences, drafts = started(GuardedDrafter(drafter, vocab_size=VOCAB_SIZE), 1, 2)
     assert drafts() == [NO_DRAFT, NO_DRAFT]
     assert [one.tokens_from(0) for one in sequences] == [[1, 2], [1, 2]]
-    assert "propose changed the output_ids of a sequence" in caplog.text
+    assert "propose changed the prompt_ids or output_ids of a sequence" in caplog.text
 
 
 def shorten(output_ids):
@@ -124,6 +124,24 @@ def test_a_text_that_a_drafter_has_changed_is_what_it_was(change):
     assert drafts() == [NO_DRAFT, NO_DRAFT]
     assert [one.output_ids[-2:] for one in sequences] == [[8, 9], [8, 9]]
     assert guarded.num_failures == 1
+
+
+def lengthen(prompt_ids):
+    prompt_ids.append(7)
+
+
+@pytest.mark.parametrize("change", [shorten, replace_last, shorten_and_fail, lengthen])
+@pytest.mark.parametrize("where", ["start", "propose"])
+def test_a_prompt_that_a_drafter_has_changed_is_what_it_was(change, where):
+    drafter = Fragile()
+    setattr(
+        drafter, where, lambda given: change((given if where == "start" else given.requests[0].sequence).prompt_ids)
+    )
+    guarded = GuardedDrafter(drafter, vocab_size=VOCAB_SIZE)
+    sequences, drafts = started(guarded, 1, 2)
+    assert drafts() == [NO_DRAFT, NO_DRAFT]
+    assert [one.prompt_ids for one in sequences] == [[1, 2], [1, 2]]
+    assert guarded.num_failures > 0
 
 
 def test_what_else_an_empty_draft_says_goes_no_further():

@@ -132,21 +132,23 @@ class GuardedDrafter:
         if not ready:
             return [NO_DRAFT] * len(requests)
         lengths = [len(request.sequence.output_ids) for request in ready]
-        texts = [list(request.sequence.output_ids) for request in ready] if self._is_others else None
+        texts = [_text_of(request.sequence) for request in ready] if self._is_others else None
         try:
             drafts = list(self.drafter.propose(DraftContext(requests=ready, features=features)))
             if len(drafts) != len(ready):
                 raise DraftError(f"propose returned {len(drafts)} drafts for {len(ready)} requests; return one each")
             if lengths != [len(request.sequence.output_ids) for request in ready] or (
-                texts is not None and texts != [request.sequence.output_ids for request in ready]
+                texts is not None and texts != [_text_of(request.sequence) for request in ready]
             ):
-                raise DraftError("propose changed the output_ids of a sequence; draft in a list of its own")
+                raise DraftError(
+                    "propose changed the prompt_ids or output_ids of a sequence; draft in a list of its own"
+                )
         except Exception as error:
             for request, length in zip(ready, lengths, strict=True):
                 del request.sequence.output_ids[length:]
             if texts is not None:
                 for request, text in zip(ready, texts, strict=True):
-                    request.sequence.output_ids[:] = text
+                    request.sequence.prompt_ids[:], request.sequence.output_ids[:] = text
             self._note_failure(error)
             return [NO_DRAFT] * len(requests)
         checked = [self._checked(draft, request) for draft, request in zip(drafts, ready, strict=True)]
@@ -163,9 +165,14 @@ class GuardedDrafter:
         return self._started[sequence.seq_id]
 
     def _try_start(self, sequence: Sequence) -> bool:
+        text = _text_of(sequence) if self._is_others else None
         try:
             self.drafter.start(sequence)
+            if text is not None and text != _text_of(sequence):
+                raise DraftError("start changed the prompt_ids or output_ids of a sequence; keep a list of your own")
         except Exception as error:
+            if text is not None:
+                sequence.prompt_ids[:], sequence.output_ids[:] = text
             self._note_failure(error)
             return False
         return True
@@ -191,6 +198,11 @@ class GuardedDrafter:
                 error,
                 exc_info=error,
             )
+
+
+def _text_of(sequence: Sequence) -> tuple[list[int], list[int]]:
+    """A copy of a sequence's prompt and of what follows it."""
+    return list(sequence.prompt_ids), list(sequence.output_ids)
 
 
 def check_draft(draft: Draft, *, vocab_size: int) -> None:

@@ -181,7 +181,7 @@ class LocalExecutor:
         )
         sequence = Sequence(
             seq_id=spec.seq_id,
-            prompt_ids=spec.prompt_ids,
+            prompt_ids=list(spec.prompt_ids),  # drafters see it, and those of others may write there
             output_ids=list(spec.output_ids),
             sampling=sampling,
             seed=spec.seed,
