@@ -8,7 +8,6 @@ import numbers
 import signal
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import cached_property
 from os import PathLike
@@ -281,9 +280,10 @@ class LLM:
         try:
             make_bar = use_tqdm if callable(use_tqdm) else tqdm
             bar = make_bar(total=len(request_ids), desc="Processed prompts", disable=not use_tqdm)
-            with bar, self._client.stepping():
+            with bar, self._client.stepping(), _Interrupts() as interrupts:
                 while running:
                     self._pump()
+                    interrupts.let_through()
                     ended = running & self._finished.keys()
                     running -= ended
                     bar.update(len(ended))
@@ -361,15 +361,17 @@ class LLM:
         params = _one_per_prompt(given, len(prompts))
         request_ids: list[str] = []
         try:
-            for prompt, sampling in zip(prompts, params, strict=True):
-                request_id = str(next(self._ids))
-                text, ids, salt = self._tokens(prompt)
-                request_ids.append(request_id)
-                request = EngineRequest(
-                    request_id=request_id, prompt_ids=ids, sampling=sampling, prompt=text, cache_salt=salt
-                )
-                with _interrupts_held_back():
-                    self._client.accept(request)
+            with _Interrupts() as interrupts:
+                for prompt, sampling in zip(prompts, params, strict=True):
+                    interrupts.let_through()
+                    request_id = str(next(self._ids))
+                    text, ids, salt = self._tokens(prompt)
+                    request_ids.append(request_id)
+                    self._client.accept(
+                        EngineRequest(
+                            request_id=request_id, prompt_ids=ids, sampling=sampling, prompt=text, cache_salt=salt
+                        )
+                    )
                     self._client.submit(request_id)
         except BaseException:
             self._dropped += request_ids
@@ -394,20 +396,19 @@ class LLM:
         return None, prompt, None
 
     def _pump(self) -> None:
-        """Run one step and put what it gave where its reader looks."""
+        """Run one step and put what it gave where its reader looks; to be called where interrupts wait."""
         self._client.wait_for_files()
-        with _interrupts_held_back():
-            self._is_stepping = True
-            try:
-                output = self._client.step()
-                for delta in output.deltas:
-                    if delta.request_id in self._deltas:
-                        self._deltas[delta.request_id].append(delta)
-                for finished in output.finished:
-                    self._finished[finished.request_id] = finished
-            finally:
-                self._is_stepping = False
-                self._forget_dropped()
+        self._is_stepping = True
+        try:
+            output = self._client.step()
+            for delta in output.deltas:
+                if delta.request_id in self._deltas:
+                    self._deltas[delta.request_id].append(delta)
+            for finished in output.finished:
+                self._finished[finished.request_id] = finished
+        finally:
+            self._is_stepping = False
+            self._forget_dropped()
 
     def _read_stream(self, request_ids: list[str]) -> Generator[StreamDelta, None, None]:
         """Deltas of these requests, as steps give them, after one that says nothing; streams may be read in turn."""
@@ -417,7 +418,8 @@ class LLM:
             while places:
                 with self._turn:
                     if not any(self._deltas[request_id] or request_id in self._finished for request_id in places):
-                        self._pump()
+                        with _Interrupts():
+                            self._pump()
                 for request_id, place in list(places.items()):
                     yield from (replace(delta, request_id=place) for delta in _drain(self._deltas[request_id]))
                     with self._turn:
@@ -435,9 +437,10 @@ class LLM:
                     self._turn.release()
 
     def _forget_dropped(self) -> None:
-        with _interrupts_held_back():
-            while self._dropped:
-                self._forget(self._dropped.popleft())
+        if self._dropped:
+            with _Interrupts():
+                while self._dropped:
+                    self._forget(self._dropped.popleft())
 
     def _forget(self, request_id: str) -> None:
         """Drop all traces of a request, aborting it if it still runs; its files are complete then."""
@@ -448,30 +451,40 @@ class LLM:
             self._client.finish_files(finished)
 
 
-@contextmanager
-def _interrupts_held_back() -> Iterator[None]:
-    """Let Ctrl-C interrupt at the end of what is done here, so that no other request loses anything; a second one does at once.
+class _Interrupts:
+    """Within it Ctrl-C waits for `let_through`, or for the end, so that no other request loses anything; a second one does not wait.
 
-    Only the main thread is ever interrupted so.
+    Only the main thread is ever interrupted so. To begin and to end take some ten microseconds.
     """
-    handler = signal.getsignal(signal.SIGINT) if current_thread() is main_thread() else None
-    if not callable(handler):
-        yield
-        return
-    came: list[tuple[int, FrameType | None]] = []
 
-    def hold_back(number: int, frame: FrameType | None) -> None:
-        came.append((number, frame))
-        if len(came) > 1:
-            handler(number, frame)
+    def __init__(self) -> None:
+        self._handler: Callable[[int, FrameType | None], Any] | None = None
+        self._came: list[tuple[int, FrameType | None]] = []
 
-    signal.signal(signal.SIGINT, hold_back)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
-        if len(came) == 1:
-            handler(*came[0])
+    def __enter__(self) -> _Interrupts:
+        handler = signal.getsignal(signal.SIGINT) if current_thread() is main_thread() else None
+        if callable(handler):
+            self._handler = handler
+            signal.signal(signal.SIGINT, self._hold_back)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._handler is not None:
+            signal.signal(signal.SIGINT, self._handler)
+            self.let_through()
+
+    def _hold_back(self, number: int, frame: FrameType | None) -> None:
+        self._came.append((number, frame))
+        if len(self._came) > 1:
+            self.let_through()
+
+    def let_through(self) -> None:
+        """Be interrupted here, if anything came."""
+        if self._came:
+            came = self._came[0]
+            self._came.clear()
+            assert self._handler is not None, "it is held back"
+            self._handler(*came)
 
 
 def _drain(queue: deque[StreamDelta]) -> Iterator[StreamDelta]:
