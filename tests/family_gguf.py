@@ -89,6 +89,10 @@ FAMILY_GGUFS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "phi3": ("Phi3ForCausalLM", {}),
+    "phi3 in part": (
+        "Phi3ForCausalLM",
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+    ),
     "phi3 longrope": (
         "Phi3ForCausalLM",
         {
@@ -207,7 +211,8 @@ def _add_sizes(writer: gguf.GGUFWriter, config: Any) -> None:
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
-    writer.add_rope_dimension_count(head_dim)
+    rope = config.rope_parameters
+    writer.add_rope_dimension_count(int(head_dim * rope.get("full_attention", rope).get("partial_rotary_factor", 1.0)))
 
 
 def _add_rope(writer: gguf.GGUFWriter, name: str, config: Any) -> None:

@@ -70,6 +70,15 @@ def test_near_ties_are_looked_for_where_the_texts_part():
     assert found.texts == "1 of 2 differ, 1 by near-ties"
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_text_that_differs_by_more_than_a_near_tie_in_any_round_is_none(order):
+    other_texts = [([[3, 9, 9], [6, 7, 8]], 2.0), ([[3, 4, 9], [6, 7, 8]], 2.0)][::order]
+    found = outcome(
+        rounds(*other_texts), rounds((TEXTS, 2.0), (TEXTS, 2.0)), judge=lambda _llm, text, *_: text == [1, 3]
+    )
+    assert found.texts == "1 of 2 differ"
+
+
 def test_that_a_text_just_ends_is_never_a_near_tie():
     found = outcome(rounds(([[3, 4], [6, 7, 8]], 2.0)), rounds((TEXTS, 2.0)), judge=lambda *_: True)
     assert (found.num_differing, found.num_near_ties) == (1, 0)

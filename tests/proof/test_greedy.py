@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from forerun.core.outputs import CompletionOutput, Logprob, RequestOutput
-from forerun.proof.greedy import check_greedy, compare, is_near_tie
+from forerun.core.sampling_params import SamplingParams
+from forerun.proof.greedy import TIE_GAP, check_greedy, compare, is_near_tie
 from forerun.proof.report import Verdict
 from tests.contract.drafters import CASES
 from tests.engines import native_target, tiny_llm, tiny_target
@@ -74,7 +75,56 @@ def test_on_the_kernels_greedy_text_is_bit_identical(weights):
     assert llm.is_batch_invariant
     findings = check_greedy(llm, ["to be or not to be or not", "a b a b a b"], max_tokens=30, progress=print)
     assert {finding.verdict for finding in findings} == {Verdict.BIT_IDENTICAL}
-    assert all(finding.num_draft_tokens for finding in findings)
+    assert sum(finding.num_draft_tokens for finding in findings) > 0
+
+
+def test_a_drafter_that_remembers_answers_meets_none_of_the_plain_pass():
+    """Else all its drafts were right, and no rejection tested."""
+    prompts = ["a b a b a b", "to be or not to be or not"]
+
+    def llm():
+        return tiny_llm(CASES["suffix-tree"], target=replace(tiny_target(), tokenizer=few_tokens()), verifies_all=True)
+
+    findings = check_greedy(llm(), prompts, max_tokens=30, progress=print)
+    fresh = llm().generate(prompts, SamplingParams(temperature=0, max_tokens=30), use_tqdm=False)
+    counts = [(one.num_draft_tokens, one.num_accepted_tokens) for one in findings]
+    assert counts == [(one.speculation.num_draft_tokens, one.speculation.num_accepted_tokens) for one in fresh]
+    assert sum(drafted - accepted for drafted, accepted in counts) > 0
+
+
+@pytest.mark.parametrize("wrong_from", [None, 6])
+def test_what_follows_a_tie_is_compared_with_plain_decoding_of_the_same_text(monkeypatch, wrong_from):
+    llm = tiny_llm(CASES["ngram"], target=replace(tiny_target(), tokenizer=few_tokens()))
+    monkeypatch.setitem(TIE_GAP, torch.float32, 1000.0)  # whatever is second is a tie
+    generate, asked = llm.generate, []
+
+    def generating(texts, sampling, **options):
+        outputs = generate(texts, sampling, **options)
+        asked.append(outputs)
+        if len(asked) == 2:  # with speculation: at the third token the second best, and what the target says to that
+            (plain,), (speculated,) = asked
+            prompt, ids = plain.prompt_token_ids, plain.outputs[0].token_ids[:2]
+            (second,) = {*plain.outputs[0].logprobs[2]} - {plain.outputs[0].token_ids[2]}
+            rest = replace(sampling, max_tokens=sampling.max_tokens - 3, speculation="off")
+            (after,) = generate({"prompt_token_ids": [*prompt, *ids, second]}, rest, use_tqdm=False)
+            text = [*ids, second, *after.outputs[0].token_ids]
+            if wrong_from is not None:
+                text[wrong_from:] = [3] * (len(text) - wrong_from)
+            speculated.outputs[0].token_ids[:] = text
+        return outputs
+
+    monkeypatch.setattr(llm, "generate", generating)
+    (finding,) = check_greedy(llm, ["to be or not"], max_tokens=20, progress=print)
+    expected = (Verdict.TIE, 2) if wrong_from is None else (Verdict.BUG, wrong_from)
+    assert (finding.verdict, finding.position) == expected
+
+
+@pytest.mark.parametrize("logprob", [-0.2, float("nan")])
+def test_equal_texts_of_logprobs_that_rounding_cannot_explain_are_a_bug(logprob):
+    plain, speculated = output([1, 2, 3]), output([1, 2, 3])
+    speculated.outputs[0].logprobs[1][2] = Logprob(logprob, 1, "2")
+    finding = compare(plain, speculated, tie_gap=1e-3)
+    assert (finding.verdict, finding.position) == (Verdict.BUG, 1)
 
 
 @needs_kernels

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from forerun.core.draft import NO_DRAFT
+from forerun.core.draft import NO_DRAFT, Draft
 from forerun.proof.adversary import AdversarialDrafter
 from forerun.proof.report import Verdict
 from forerun.proof.sampled import PATH_LENGTH, chi_square, limit_of, plan_experiment, run_experiment
@@ -97,6 +97,36 @@ def test_a_few_drafts_among_many_samples_prove_nothing():
     finding = run_experiment(llm, experiment, num_samples=400, name="seldom", seed=1)
     assert 0 < finding.num_draft_tokens < 400
     assert finding.verdict is Verdict.UNTESTED
+
+
+@pytest.mark.parametrize(("first", "verdict"), [(PATH_LENGTH, Verdict.UNTESTED), (1, Verdict.BUG)])
+def test_drafts_of_what_is_not_compared_prove_nothing(first, verdict):
+    class Liar(AdversarialDrafter):
+        """Says that it draws any token, and always drafts the same one, from a place of the text on."""
+
+        def propose(self, context):
+            return [self.draft(request) for request in context.requests]
+
+        def draft(self, request):
+            if len(request.sequence.output_ids) < first:
+                return NO_DRAFT
+            allowed = request.sequence.sampling.allowed_token_ids
+            probs = torch.zeros(1, self._vocab_size)
+            probs[0, allowed] = 1 / len(allowed)
+            return Draft((allowed[-1],), probs=probs)
+
+    llm = tiny_llm({"method": Liar, "num_speculative_tokens": 1, "rejection_sample_method": "standard"})
+    experiment = plan_experiment(llm, num_tokens=5, seed_text_ids=[3, 1, 4, 1, 5])
+    finding = run_experiment(llm, experiment, num_samples=400, name="liar", seed=1)
+    assert finding.num_draft_tokens >= 400
+    assert finding.verdict is verdict
+
+
+def test_a_statistic_that_is_no_number_does_not_fit(monkeypatch):
+    llm = tiny_llm(HOSTILE)
+    experiment = plan_experiment(llm, num_tokens=5, seed_text_ids=[3, 1, 4, 1, 5])
+    monkeypatch.setattr("forerun.proof.sampled.chi_square", lambda *_: (math.nan, 12))
+    assert run_experiment(llm, experiment, num_samples=20, name="hostile", seed=1).verdict is Verdict.BUG
 
 
 def test_one_sample_proves_nothing():

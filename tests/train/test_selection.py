@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from forerun.errors import ConfigError
-from forerun.train.selection import loops, ngrams, read_excluded, select
+from forerun.train.selection import loops, ngrams, read_excluded, select, whole_text
 from forerun.train.texts import WrittenText
 from tests.train.target_folder import chat_model
 
@@ -66,6 +66,19 @@ def test_empty_and_repeated_texts_are_left_out_and_counted():
     found = selected(texts)
     assert (len(found.learned), found.num_empty, found.num_repeated) == (2, 1, 1)
     assert found.learned[0].token_ids.tolist() == [5, 6, 7, 8, 9]
+
+
+def test_answers_without_prompts_are_known_by_all_of_them():
+    """Those of a server begin alike: many with the same sixteen words."""
+    texts = [text(1 + n, [5, 6, 7, 20 + n // 2, 30, 31], (3, 6)) for n in range(8)]
+    assert selected([text(0, [*range(9)], (4, 9)), *texts]).num_repeated == 7
+    found = selected([text(0, [*range(9)], (4, 9)), *texts], known_by=whole_text)
+    assert found.num_repeated == 4
+
+
+def test_a_draft_vocabulary_without_room_for_what_is_always_drafted_is_refused():
+    with pytest.raises(ConfigError, match="--draft-vocab-size: got 3; must be 5 or more"):
+        selected(several(10), num_draft=3, always=[96, 95])
 
 
 def test_texts_that_share_eight_words_with_an_excluded_file_are_left_out(tmp_path):

@@ -167,8 +167,8 @@ def summarise(
     differing = _differing(rounds, plain)
     to_judge = differing if must_be_identical and is_greedy else {}
     near_ties = [
-        _part_at_near_tie(plain.llm, prompts[place], expected, got, judge)
-        for place, (expected, got) in to_judge.items()
+        all(_part_at_near_tie(plain.llm, prompts[place], *pair, judge) for pair in pairs)
+        for place, pairs in to_judge.items()
         if judge is not None
     ]
     speeds, decode_speeds = rounds.speeds, rounds.decode_speeds
@@ -203,13 +203,13 @@ def _median(values: Sequence[float]) -> float | None:
     return statistics.median(values) if values else None
 
 
-def _differing(rounds: Rounds, plain: Rounds) -> dict[int, tuple[list[int], list[int]]]:
-    """Prompt -> plain and other text, of the first round in which they differ."""
-    differing: dict[int, tuple[list[int], list[int]]] = {}
+def _differing(rounds: Rounds, plain: Rounds) -> dict[int, list[tuple[list[int], list[int]]]]:
+    """Prompt -> plain and other text of each round in which they differ, equal pairs once."""
+    differing: dict[int, list[tuple[list[int], list[int]]]] = {}
     for expected_texts, texts in zip(plain.texts(), rounds.texts(), strict=True):
         for place, (expected, got) in enumerate(zip(expected_texts, texts, strict=True)):
-            if expected != got:
-                differing.setdefault(place, (expected, got))
+            if expected != got and (expected, got) not in (pairs := differing.setdefault(place, [])):
+                pairs.append((expected, got))
     return differing
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
-from forerun.core.outputs import CompletionOutput, RequestOutput
+from forerun.core.outputs import CompletionOutput, Logprob, RequestOutput
 from forerun.core.sampling_params import SamplingParams
 from forerun.llm import LLM, Prompt
 from forerun.proof.report import GreedyFinding, Verdict
@@ -21,37 +22,67 @@ def check_greedy(
 ) -> list[GreedyFinding]:
     """Decode all prompts without and with speculation, and compare each pair of outputs.
 
-    Prompts become user messages if the model has a chat template. Where a device keeps the texts, steps whose log probabilities are
-    read are not those of other requests, which may be CUDA graphs and are read late: so all are decoded once more without.
+    Prompts become user messages if the model has a chat template. No pass meets a drafter or a prefix cache that has seen the
+    answers of another: a drafter that knows them has next to nothing rejected. Where a device keeps the texts, steps whose log
+    probabilities are read are not those of other requests, which may be CUDA graphs and are read late: so all are decoded once
+    more without.
     """
-    texts = [_laid_out(llm, prompt) for prompt in prompts]
     sampling = SamplingParams(temperature=0, max_tokens=max_tokens, logprobs=2)
+
+    def decode(salt: str, sampling: SamplingParams) -> list[RequestOutput]:
+        return llm.generate([_laid_out(llm, prompt, salt) for prompt in prompts], sampling, use_tqdm=False)
+
     progress("greedy: plain decoding")
-    plain = llm.generate(texts, replace(sampling, speculation="off"), use_tqdm=False)
+    plain = decode("plain", replace(sampling, speculation="off"))
     progress("greedy: with speculation")
-    speculated = llm.generate(texts, sampling, use_tqdm=False)
+    speculated = decode("speculated", sampling)
     tie_gap = None if llm.is_batch_invariant else TIE_GAP[llm.dtype]
     findings = [compare(a, b, tie_gap=tie_gap) for a, b in zip(plain, speculated, strict=True)]
+    findings = [_beyond_ties(llm, *one, sampling) for one in zip(findings, speculated, strict=True)]
     if not llm.has_device_layers:
         return findings
     progress("greedy: with speculation, without log probabilities")
-    unread = llm.generate(texts, replace(sampling, logprobs=None), use_tqdm=False)
-    return [_compare_text(*one, tie_gap=tie_gap) for one in zip(findings, plain, unread, strict=True)]
+    unread = decode("unread", replace(sampling, logprobs=None))
+    findings = [_compare_text(*one, tie_gap=tie_gap) for one in zip(findings, plain, unread, strict=True)]
+    return [_beyond_ties(llm, *one, sampling) for one in zip(findings, unread, strict=True)]
 
 
-def _laid_out(llm: LLM, prompt: str) -> Prompt:
+def _laid_out(llm: LLM, prompt: str, salt: str) -> Prompt:
     tokenizer = llm.get_tokenizer()
-    if not tokenizer.has_chat_template:
-        return prompt
-    return {"prompt": prompt, "prompt_token_ids": tokenizer.apply_chat_template([{"role": "user", "content": prompt}])}
+    laid_out: dict[str, Any] = {"prompt": prompt, "cache_salt": salt}
+    if tokenizer.has_chat_template:
+        laid_out["prompt_token_ids"] = tokenizer.apply_chat_template([{"role": "user", "content": prompt}])
+    return laid_out
+
+
+def _beyond_ties(
+    llm: LLM, finding: GreedyFinding, speculated: RequestOutput, sampling: SamplingParams
+) -> GreedyFinding:
+    """The finding, where the text goes on after a tie of what plain decoding says to it; that of the first tie if there are only ties."""
+    got, begin = speculated.outputs[0], 0
+    parted = finding
+    while parted.verdict is Verdict.TIE and parted.position is not None:
+        begin += parted.position + 1
+        if begin >= len(got.token_ids):
+            break
+        (plain,) = llm.generate(
+            {"prompt_token_ids": [*(speculated.prompt_token_ids or ()), *got.token_ids[:begin]], "cache_salt": "plain"},
+            replace(sampling, max_tokens=(sampling.max_tokens or 0) - begin, speculation="off"),
+            use_tqdm=False,
+        )
+        rest = replace(speculated, outputs=[replace(got, token_ids=got.token_ids[begin:])])
+        parted = _compare_text(replace(finding, verdict=Verdict.EQUAL), plain, rest, tie_gap=TIE_GAP[llm.dtype])
+    if parted.verdict is Verdict.BUG and parted.position is not None:
+        return replace(parted, position=begin + parted.position)
+    return finding
 
 
 def compare(plain: RequestOutput, speculated: RequestOutput, *, tie_gap: float | None) -> GreedyFinding:
     """Judge the two outputs of a prompt, which must have the two best logprobs of each token.
 
     Where the texts part, a numerical tie needs a speculated token among the target's two best and a gap
-    between these of at most `tie_gap`; any other difference is a bug. If `tie_gap` is None nothing is a
-    tie, and differing logprobs of equal texts are a bug too.
+    between these of at most `tie_gap`; any other difference is a bug. So are logprobs of equal texts that are
+    further apart than that. If `tie_gap` is None nothing is a tie, and any difference of logprobs is a bug.
     """
     expected, got = plain.outputs[0], speculated.outputs[0]
     stats = speculated.speculation
@@ -68,9 +99,23 @@ def compare(plain: RequestOutput, speculated: RequestOutput, *, tie_gap: float |
     position = _first_difference(expected.logprobs or [], got.logprobs or [])
     if position is None:
         return finding
-    if tie_gap is None:
+    if tie_gap is not None:
+        far = (
+            a
+            for a, b in enumerate(zip(expected.logprobs or [], got.logprobs or [], strict=True))
+            if _are_far(*b, tie_gap)
+        )
+        position = next(far, None)
+    if position is not None:
         return replace(finding, verdict=Verdict.BUG, position=position)
     return replace(finding, verdict=Verdict.EQUAL)
+
+
+def _are_far(expected: Mapping[int, Logprob], got: Mapping[int, Logprob], tie_gap: float) -> bool:
+    """Whether a token's two logprobs differ by more than rounding can make them; a NaN does."""
+    return any(
+        not abs(one.logprob - got[token_id].logprob) <= tie_gap for token_id, one in expected.items() if token_id in got
+    )
 
 
 def _compare_text(

@@ -14,8 +14,8 @@ class Verdict(StrEnum):
     BIT_IDENTICAL: text and logprobs are equal to the last bit. EQUAL: the text is. TIE: the texts part
     where rounding can reverse the order of the target's two best tokens. FITS: the samples agree with the
     target's distribution. BUG: the difference exceeds ties and chance; on the native kernels, any
-    difference. UNTESTED: fewer tokens were drafted than samples taken, or the samples are too few to tell one
-    text from another.
+    difference. UNTESTED: drafts stood or fell at too few of the tokens that are compared, or the samples are too
+    few to tell one text from another.
     """
 
     BIT_IDENTICAL = "bit-identical"

@@ -14,12 +14,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from forerun.core.outputs import Origin
 from forerun.core.sampling_params import SamplingParams
 from forerun.llm import LLM
 from forerun.proof.report import SampledFinding, Verdict
 
 PATH_LENGTH = 3  # tokens per sample that are compared
 NUM_BEYOND = 3  # sampled after these, since a draft is never longer than what is still to be written but one
+LEAST_JUDGED = 0.25  # of the tokens that are compared, those at which a draft stood or fell, for each sample
 MIN_EXPECTED = 5.0  # cells with a smaller expected count are merged (Cochran's rule)
 
 ONE_IN_A_MILLION = 4.7534  # standard deviations, which a normal variable exceeds so seldom
@@ -119,8 +121,11 @@ def run_experiment(llm: LLM, experiment: NarrowExperiment, *, num_samples: int, 
     statistic, degrees = chi_square(counts, experiment.path_probs, num_samples)
     threshold = limit_of(degrees)
     stats = llm.stats.speculation
-    is_tested = stats.num_draft_tokens >= num_samples and degrees > 0
-    verdict = Verdict.BUG if statistic > threshold else Verdict.FITS if is_tested else Verdict.UNTESTED
+    origins = itertools.chain.from_iterable(output.outputs[0].origins[:PATH_LENGTH] for output in outputs)
+    num_judged = sum(origin is not Origin.BONUS for origin in origins)
+    is_tested = num_judged >= LEAST_JUDGED * num_samples and degrees > 0
+    is_within = statistic <= threshold  # which a NaN is not
+    verdict = Verdict.BUG if not is_within else Verdict.FITS if is_tested else Verdict.UNTESTED
     return SampledFinding(
         drafter=name,
         num_samples=num_samples,

@@ -43,8 +43,8 @@ from forerun.train.packaging import model_card, save_head
 from forerun.train.pooled_texts import read_pooled_texts
 from forerun.train.probing import WritingPace, measuring_seconds, peak_memory, quick_texts, training_rate
 from forerun.train.run_folder import RunFolder, is_begun, read_origins, texts_of_run
-from forerun.train.run_settings import RunSettings, origin_of
-from forerun.train.selection import LearnedText, Selection, read_excluded, select
+from forerun.train.run_settings import RunSettings, is_from_pool, origin_of
+from forerun.train.selection import LearnedText, Selection, prompt_of, read_excluded, select, whole_text
 from forerun.train.served_head import check_served_head
 from forerun.train.stage_clock import StageClock
 from forerun.train.target import BLOCK_SIZE
@@ -211,7 +211,7 @@ class TrainingRun:
         origins: list[dict[str, Any]] = []
         for _, writers in sources:
             origins += [writer for writer in writers if writer not in origins]
-        if any(writer.get("from_pool") is not None for writer in origins or [self._identity]):
+        if any(map(is_from_pool, origins or [self._identity])):
             self.folder.keep_private()
         self.folder.texts.unlink(missing_ok=True)
         with TextFile(self.folder.texts) as file:
@@ -477,6 +477,7 @@ class TrainingRun:
             draft_ids=self._draft_ids,
             tokenizer=self.tokenizer,
             excluded=self._excluded,
+            known_by=whole_text if any(map(is_from_pool, self._writers)) else prompt_of,
         )
         if not selection.held_out:
             raise ConfigError(
@@ -511,8 +512,12 @@ class TrainingRun:
 
     def _origin(self) -> str:
         """Where the texts came from."""
-        writers = read_origins(self.folder.origins) or [self._identity]
-        return ", ".join(dict.fromkeys(map(origin_of, writers)))
+        return ", ".join(dict.fromkeys(map(origin_of, self._writers)))
+
+    @property
+    def _writers(self) -> list[dict[str, Any]]:
+        """The settings of the runs that wrote the texts."""
+        return read_origins(self.folder.origins) or [self._identity]
 
     @property
     def _takes_texts(self) -> bool:

@@ -140,9 +140,14 @@ class RunSettings:
         return {"budget": self.budget, "epochs": self.epochs}
 
 
+def is_from_pool(identity: Mapping[str, Any]) -> bool:
+    """Whether the texts of a run are answers that a server kept, by what its `RunSettings.identity` says."""
+    return identity.get("from_pool") is not None
+
+
 def origin_of(identity: Mapping[str, Any]) -> str:
     """Return where the texts of a run come from, by what its `RunSettings.identity` says."""
-    if identity.get("from_pool") is not None:
+    if is_from_pool(identity):
         return "those of a server's users, whose answers it kept"
     if identity.get("texts"):
         return "those of another run"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,6 +62,16 @@ class Selection:
         return sum(len(text.places) for text in self.learned)
 
 
+def prompt_of(text: WrittenText) -> NDArray[np.uint32]:
+    """What comes before the first token that the target wrote."""
+    return text.token_ids[: text.spans[0][0]]
+
+
+def whole_text(text: WrittenText) -> NDArray[np.uint32]:
+    """All of a text: by this answers are known whose prompts nobody kept, since what is read of them begins like others."""
+    return text.token_ids
+
+
 def select(
     texts: Iterable[WrittenText],
     *,
@@ -71,6 +81,7 @@ def select(
     draft_ids: NDArray[np.int64] | None = None,
     tokenizer: Tokenizer | None = None,
     excluded: frozenset[tuple[str, ...]] = frozenset(),
+    known_by: Callable[[WrittenText], NDArray[np.uint32]] = prompt_of,
 ) -> Selection:
     """Select what is learnt, a function of the set of texts: their order in the file does not matter.
 
@@ -82,25 +93,26 @@ def select(
         draft_ids: the tokens that a head which was trained before can draft; None chooses them.
         tokenizer: decodes texts to compare them with `excluded`.
         excluded: n-grams of words; texts with one of them are left out.
+        known_by: the tokens of a text by which a repeated one is known.
 
     Raises:
         ConfigError: nothing is left to learn from, or too few of its tokens can be drafted.
     """
     ordered = sorted(texts, key=lambda text: text.number)
     kept: list[WrittenText] = []
-    openings: set[bytes] = set()
+    known: set[bytes] = set()
     num_empty = num_repeated = num_excluded = 0
     for text in ordered:
         if not text.spans:
             num_empty += 1
             continue
-        opening = text.token_ids[: text.spans[0][0]].tobytes()
-        if opening in openings:
+        own = known_by(text).tobytes()
+        if own in known:
             num_repeated += 1
         elif excluded and tokenizer is not None and _shares_ngram(text, tokenizer, excluded):
             num_excluded += 1
         else:
-            openings.add(opening)
+            known.add(own)
             kept.append(text)
     held_out = [] if len(kept) < 2 else kept[min(HELD_OUT_EVERY, len(kept)) - 1 :: HELD_OUT_EVERY]
     numbers = {text.number for text in held_out}
@@ -189,13 +201,22 @@ def _learned(text: WrittenText, places: NDArray[np.int64]) -> LearnedText:
 
 
 def _draft_vocabulary(counts: NDArray[np.int64], *, num_draft: int, always: Iterable[int]) -> NDArray[np.int64]:
-    """The most frequent tokens of `counts` [vocab_size], and some that are always drafted, ascending."""
+    """The most frequent tokens of `counts` [vocab_size], and some that are always drafted, ascending.
+
+    Raises:
+        ConfigError: there is no room for the latter.
+    """
     if num_draft >= len(counts):
         return np.arange(len(counts))
     fixed = np.unique([*range(NUM_ALWAYS), *always])
+    if num_draft < len(fixed):
+        raise ConfigError(
+            f"--draft-vocab-size: got {num_draft}; must be {len(fixed)} or more: special tokens and those that end a text are "
+            "always drafted"
+        )
     order = np.argsort(-counts, kind="stable")
-    others = order[~np.isin(order, fixed)][: max(0, num_draft - len(fixed))]
-    return np.sort(np.concatenate([fixed, others]))[:num_draft]
+    others = order[~np.isin(order, fixed)][: num_draft - len(fixed)]
+    return np.sort(np.concatenate([fixed, others]))
 
 
 def _coverage(counts: NDArray[np.int64], draft_ids: NDArray[np.int64], *, least: float) -> float:

@@ -2,6 +2,7 @@
 
 import json
 
+import gguf as gguf_writing
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -50,6 +51,22 @@ def test_a_converted_configuration_is_read_alike_by_transformers_and_without(tmp
         assert getattr(theirs, name, None) == getattr(ours, name, None)
     content = json.loads((tmp_path / "made" / "config.json").read_text())
     assert config_without_transformers(content) is not None
+
+
+def test_where_a_part_of_each_head_rotates_transformers_is_told_so(tmp_path):
+    (tmp_path / "made").mkdir()
+    convert_gguf(save_family(tmp_path, "phi3 in part"), tmp_path / "made", dtype=torch.float32)
+    assert AutoConfig.from_pretrained(tmp_path / "made").rope_parameters["partial_rotary_factor"] == 0.5
+
+
+def test_a_part_of_each_head_that_transformers_would_not_rotate_alone_is_refused(tmp_path, monkeypatch):
+    add = gguf_writing.GGUFWriter.add_rope_dimension_count
+    monkeypatch.setattr(
+        gguf_writing.GGUFWriter, "add_rope_dimension_count", lambda writer, count: add(writer, count // 2)
+    )
+    (tmp_path / "made").mkdir()
+    with pytest.raises(ModelError, match="cannot say of this architecture that a part of each head rotates"):
+        convert_gguf(save_family(tmp_path, "qwen2"), tmp_path / "made", dtype=torch.float32)
 
 
 @pytest.mark.parametrize("kind", sorted(WITH_FACTORS))

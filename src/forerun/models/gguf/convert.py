@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ from torch import Tensor
 from forerun.errors import ModelError
 from forerun.models.checkpoint import Checkpoint, WeightReader, save_tensors
 from forerun.models.completed_config import ConfigStandIn
-from forerun.models.config import FACTOR_LISTS
+from forerun.models.config import FACTOR_LISTS, ROTATED
+from forerun.models.config_file import read_config
+from forerun.models.families import decoder_config
 from forerun.models.gguf.architectures import architecture_of, unknown_architecture
 from forerun.models.gguf.checkpoint import GGUFCheckpoint
 from forerun.models.gguf.config import config_of
@@ -26,7 +29,7 @@ def convert_gguf(gguf: Path, folder: Path, *, dtype: torch.dtype) -> None:
     """Write the model in `gguf` to `folder`: safetensors in `dtype`, config.json, generation_config.json and the tokenizer.
 
     Raises:
-        ModelError: the file cannot be read, or its rotary embedding has a list of factors.
+        ModelError: the file cannot be read, or config.json has no words for its rotary embedding.
     """
     file = open_gguf(gguf)
     row = architecture_of(file)
@@ -35,10 +38,14 @@ def convert_gguf(gguf: Path, folder: Path, *, dtype: torch.dtype) -> None:
     config = config_of(file, row)
     if config.rope_parameters.get("rope_type") in FACTOR_LISTS:
         raise ModelError(f"{gguf}: config.json cannot hold its rope factors; use the GGUF file as it is")
+    _write_json(folder / CONFIG_FILE, _fields(config, dtype))
+    if decoder_config(read_config(folder)).ropes != decoder_config(config).ropes:
+        raise ModelError(
+            f"{gguf}: config.json cannot say of this architecture that a part of each head rotates; use the GGUF file as it is"
+        )
     tokenizer, special_tokens = build_tokenizer(file)  # before the weights: it may be of a kind that is not supported
     template = chat_template(file)
     save_tensors(_tensors(GGUFCheckpoint(file, row), dtype), folder / "model.safetensors", metadata={"format": "pt"})
-    _write_json(folder / CONFIG_FILE, _fields(config, dtype))
     tokens = {name: getattr(config, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     _write_json(folder / GENERATION_FILE, {name: token for name, token in tokens.items() if token is not None})
     (folder / "tokenizer.json").write_text(tokenizer.to_str(), encoding="utf-8")
@@ -58,7 +65,19 @@ def _fields(config: ConfigStandIn, dtype: torch.dtype) -> dict[str, Any]:
     """What config.json holds: one end of texts, as tokenizers name it; generation_config.json has them all."""
     fields = config.to_dict()
     ends = fields["eos_token_id"]
-    return fields | {"dtype": str(dtype).removeprefix("torch."), "eos_token_id": ends[0] if ends else None}
+    return fields | {
+        "dtype": str(dtype).removeprefix("torch."),
+        "eos_token_id": ends[0] if ends else None,
+        "rope_parameters": _rope_fields(fields["rope_parameters"], fields["head_dim"]),
+    }
+
+
+def _rope_fields(parameters: Mapping[str, Any], head_dim: int) -> dict[str, Any]:
+    """The parameters of a rope, or of one for each type of layer, with a part of the head as config.json has it."""
+    if "rope_type" not in parameters:
+        return {kind: _rope_fields(own, head_dim) for kind, own in parameters.items()}
+    rest = {name: value for name, value in parameters.items() if name != ROTATED}
+    return rest | {"partial_rotary_factor": parameters[ROTATED] / head_dim} if ROTATED in parameters else rest
 
 
 def _write_json(file: Path, content: dict[str, Any]) -> None:
