@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -38,7 +39,12 @@ def stand_in_model(namespace):
 
     folder = tempfile.mkdtemp(prefix="forerun-docs-")
     make_stand_in_cache(Path(folder))
-    os.environ["FORERUN_CACHE"] = folder
+    os.environ["FORERUN_CACHE"] = namespace["stand_in_cache"] = folder
+
+
+def remove_stand_in_model(namespace):
+    """Remove what `stand_in_model` has made."""
+    shutil.rmtree(namespace["stand_in_cache"])
 
 
 pytest_collect_file = Sybil(
@@ -50,4 +56,5 @@ pytest_collect_file = Sybil(
     ],
     patterns=["README.md", "docs/*.md", "docs/*/*.md"],
     setup=stand_in_model,
+    teardown=remove_stand_in_model,
 ).pytest()

@@ -385,9 +385,7 @@ class DeviceExecutor(LocalExecutor):
             times.launch = 0.0  # what it took was computing
         elif launch.before is not None:
             times.idle = launch.span.idle_since(launch.before)
-        launch.outputs = replace(
-            launch.outputs, logits=None, candidates=None
-        )  # the engine keeps the launch until the next
+        launch.outputs = replace(launch.outputs, logits=None, candidates=None)  # the launch is kept until the next one
         launch.result = StepResult(sequences=results, times=times, num_failed_drafts=self._num_failed_drafts)
 
     def _settle_computed(self, plan: StepPlan, states: list[SequenceState]) -> PreparedStep:

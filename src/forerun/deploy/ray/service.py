@@ -240,7 +240,9 @@ class RayService:
         try:
             serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
         except RayServeException as error:  # another application answers at its prefix, say
-            raise ConfigError(f"--name {self.name} --route-prefix {route_prefix}: {_reason(str(error))}") from error
+            raise ConfigError(
+                f"--name {self.name} --route-prefix {route_prefix}: {_reason(str(error))} Give others"
+            ) from error
         deadline = time.monotonic() + timeout
         while not stopped.wait(POLL_S):
             state, message = self.state()
@@ -427,7 +429,7 @@ def _replicas(options: ReplicaOptions) -> str:
 
 
 def _reason(message: str) -> str:
-    """The last line of what Ray says, which is the error; the rest is where it was raised. Of our own errors the text alone."""
+    """The last line of what Ray says, which is the error; the rest is where it was raised. Of our own errors, and Ray Serve's, the text alone."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     errors = [line for line in lines if "Error" in line]
-    return re.sub(rf"^{forerun.errors.__name__}\.\w+: ", "", (errors or lines or [""])[-1])
+    return re.sub(rf"^({forerun.errors.__name__}|ray\.serve\.exceptions)\.\w+: ", "", (errors or lines or [""])[-1])
