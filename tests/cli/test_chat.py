@@ -154,14 +154,16 @@ def test_a_device_that_is_gone_ends_the_conversation() -> None:
 
 
 def test_answer_cut_by_max_tokens_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    talk(FakeLLM(finish_reason="length"), "hello")
-    assert "[cut at --max-tokens 20]" in capsys.readouterr().out
+    llm = FakeLLM(finish_reason="length")
+    Conversation(llm, SamplingParams(max_tokens=1)).run(typed(["hello"]))  # type: ignore[arg-type]
+    assert "[cut at --max-tokens 1]" in capsys.readouterr().out
 
 
 def test_answer_cut_by_the_context_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     llm = FakeLLM(finish_reason="length")
-    Conversation(llm, SamplingParams(max_tokens=None)).run(typed(["hello"]))  # type: ignore[arg-type]
-    assert "[cut: the context is full]" in capsys.readouterr().out
+    for most in (None, 10_000):
+        Conversation(llm, SamplingParams(max_tokens=most)).run(typed(["hello"]))  # type: ignore[arg-type]
+        assert "[cut: the context is full]" in capsys.readouterr().out
 
 
 def test_command_reads_standard_input(loader: FakeLoader, monkeypatch: pytest.MonkeyPatch) -> None:

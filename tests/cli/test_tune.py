@@ -191,7 +191,7 @@ def test_a_rate_with_goals_is_tuned_for_goodput(tune):
         (["--try-max-num-seqs", "0"], "got 0 sequences"),
         (["--try-max-num-seqs", "4096"], "got 4096 sequences with 2048 tokens"),
         (["--speculative-config.method", "suffix"], "tune finds it"),
-        (["--no-speculation"], "tune finds it"),
+        (["--no-speculation"], "--no-speculation: tune tries plain decoding anyway"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_measured(tune, tmp_path, options, message):

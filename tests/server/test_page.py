@@ -304,6 +304,12 @@ def test_after_an_empty_answer_turns_still_alternate():
     assert bodies == [[["user", "one"]], one + two, one + two, [*one, *two, ["assistant", ""], ["user", "three"]]]
 
 
+def test_a_question_has_a_seed_of_its_own_which_answering_again_keeps():
+    code = 'await ask("one"); await again(); await ask("two"); return bodies.map((body) => body.seed)'
+    first, same, other = evaluate(TALK + code, [{"answer": "a"}] * 3)
+    assert first == same != other
+
+
 def test_an_empty_field_sends_nothing():
     code = '$("most").value = "8"; $("temperature").value = "0"; await ask("one"); $("most").value = $("temperature").value = "";'
     code += 'await ask("two"); return bodies.map((body) => [body.max_tokens ?? null, body.temperature ?? null])'

@@ -154,7 +154,8 @@ class Conversation:
         if answer.finish_reason != "length":
             return ""
         most = self._params.max_tokens
-        return " [cut: the context is full]" if most is None else f" [cut at --max-tokens {most}]"
+        is_full = most is None or len(answer.token_ids) < most
+        return " [cut: the context is full]" if is_full else f" [cut at --max-tokens {most}]"
 
     def _reset(self) -> None:
         self.messages = list(self._opening)

@@ -82,8 +82,16 @@ def parse_speculation(hint: type[Any], tokens: Sequence[Token] | Mapping[str, Se
     Raises:
         ValueError: as `parse_object`.
     """
-    if not isinstance(tokens, Mapping) and tokens[-1].value == "auto":
+    if isinstance(tokens, Mapping):
+        return parse_object(hint, tokens)
+    value = tokens[-1].value
+    if value == "auto":
         return "auto"
+    if re.fullmatch(r"[\w-]+", value):
+        raise ValueError(
+            f'got {value}; may be auto, or a JSON object such as \'{{"method": "suffix"}}\', for which '
+            "--speculative-config.method suffix may be written; --no-speculation for no drafts"
+        )
     return parse_object(hint, tokens)
 
 

@@ -166,7 +166,9 @@ def profile(
         forerun profile smollm2-135m --server http://localhost:8000 --num-kv-tokens 100000 --output-dir served
         forerun profile smollm2-135m --merge served-plain served-suffix --output-dir served
     """
-    if server.server is None and (engine.names_drafter or engine.no_speculation):
+    if server.server is None and engine.no_speculation:
+        raise ConfigError("--no-speculation: profile measures plain decoding anyway; leave it out")
+    if server.server is None and engine.names_drafter:
         raise ConfigError("--speculative-config: profile takes configurations from --configs; write this one there")
     if engine.kv_transfer_config is not None:
         raise ConfigError("--kv-transfer-config: profile saves no hidden states; leave it out")

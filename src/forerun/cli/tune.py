@@ -332,7 +332,9 @@ def _identity(settings: TuningSettings, target: LoadedTarget, profile: Path | No
 
 
 def _refuse_speculation(engine: EngineOptions) -> None:
-    if engine.names_drafter or engine.no_speculation:
+    if engine.no_speculation:
+        raise ConfigError("--no-speculation: tune tries plain decoding anyway; leave it out")
+    if engine.names_drafter:
         raise ConfigError(
             "--speculative-config: tune finds it; leave it out, or list what may be chosen with --configs"
         )

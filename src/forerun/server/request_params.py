@@ -224,6 +224,12 @@ def _of_format(wanted: Any) -> Mapping[str, Any] | None:
         return {kind: wanted[kind]}
     if isinstance(wanted, Mapping) and kind == "structural_tag":
         return {"structural_tag": wanted}
+    if kind in ("regex", "choice"):
+        raise ApiError(
+            400,
+            f"response_format: type {kind!r} needs a field {kind!r}; give what is to be matched there",
+            param="response_format",
+        )
     raise ApiError(
         400,
         f"response_format: got type {kind!r:.80}; may be 'text', 'json_object', 'json_schema', 'structural_tag', 'regex' or "
